@@ -1,0 +1,81 @@
+"""Every failure has a name, after the border it crossed.
+
+    AgentRLError
+    ├── UserError            bad input: one sentence with the field, the value and the fix; exit code 2
+    │   ├── ConfigError          a setting or a command-line value
+    │   ├── TaskError            a task row that cannot be admitted
+    │   ├── ContractError        an environment, sandbox or verifier breaks its contract
+    │   └── TemplateError        a chat template or tokenizer that cannot carry exact tokens
+    └── InfraError           not the agent's doing: the episode gets no score and is counted apart
+        ├── SandboxLost          the place where code runs is gone
+        ├── EngineError          sampling failed
+        ├── ToolFault            a tool's own code is broken beyond answering the agent
+        └── VerifierError        the judge failed, so there is no verdict
+
+A tool that raises, a command that exits 1, malformed JSON from the model: these are *values* which the agent
+sees as an observation. Only what is listed here travels as an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class AgentRLError(Exception):
+    """Root of every error that this library raises on purpose."""
+
+
+class UserError(AgentRLError):
+    """Bad input; the message is one sentence that names the field, the value and the fix."""
+
+
+class ConfigError(UserError):
+    """A setting, an identifier or a command-line value is wrong."""
+
+
+class TaskError(UserError):
+    """A task row cannot be admitted; the message names the file and line, or the task id."""
+
+
+class ContractError(UserError):
+    """An environment, sandbox or verifier breaks the contract of its room."""
+
+
+class TemplateError(UserError):
+    """A chat template or tokenizer cannot carry exact tokens."""
+
+
+class InfraError(AgentRLError):
+    """Not the agent's doing: the episode ends without a score."""
+
+
+class SandboxLost(InfraError):
+    """The sandbox died, stopped answering, or spoke out of protocol."""
+
+
+class EngineError(InfraError):
+    """The engine could not sample."""
+
+
+class ToolFault(InfraError):
+    """An environment's own code failed outside of a tool call (reset, prompt, artifact collection)."""
+
+
+class VerifierError(InfraError):
+    """The verifier could not reach a verdict."""
+
+
+@asynccontextmanager
+async def boundary(error: type[InfraError], what: str) -> AsyncIterator[None]:
+    """Name whatever escapes the block after the border it crossed; errors that already have a name pass.
+
+    Raises:
+        error: any other exception, with `what` and the cause in its message.
+    """
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as cause:
+        raise error(f"{what}: {type(cause).__name__}: {cause}") from cause

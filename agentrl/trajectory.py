@@ -1,0 +1,247 @@
+"""Episode ⊃ Trajectory ⊃ Segment: what was said, token by token, and by whom.
+
+A token is trained if and only if it stands in a sampled segment that its trajectory owns. No mask is stored, so no
+mask can be wrong. Letters: B rows, T positions, G episodes of one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Literal, NamedTuple, Self
+
+from agentrl.types import Ending, EndReason, Message, Score, TaskView
+
+FinishReason = Literal["stop", "length"]
+
+
+class SegmentKind(Enum):
+    """Who wrote the tokens: the task's opening, the policy, or the world."""
+
+    PROMPT = "prompt"
+    SAMPLED = "sampled"
+    OBSERVATION = "observation"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens with one author. Build it with `prompt`, `sampled` or `observation`.
+
+    Attributes:
+        ids: token ids, exactly as they entered or left the engine; the stop token that was sampled included.
+        logprobs: for sampled tokens, log-probabilities under the distribution they were sampled from; else empty.
+        version: policy version that sampled them; -1 for the other kinds.
+        finish: why sampling stopped; None for the other kinds.
+    """
+
+    kind: SegmentKind
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    version: int = -1
+    finish: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not SegmentKind.SAMPLED:
+            if self.logprobs or self.version != -1 or self.finish is not None:
+                raise ValueError(f"a {self.kind.value} segment has no logprobs, version or finish reason")
+            return
+        if not self.ids:
+            raise ValueError("a sampled segment has at least one token")
+        if len(self.logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} sampled ids but {len(self.logprobs)} logprobs")
+        if any(not math.isfinite(logprob) or logprob > 1e-4 for logprob in self.logprobs):
+            raise ValueError("sampled logprobs must be finite and not above zero")
+        if self.version < 0 or self.finish is None:
+            raise ValueError("a sampled segment needs a policy version >= 0 and a finish reason")
+
+    @classmethod
+    def prompt(cls, ids: Sequence[int]) -> Self:
+        """The rendered opening of a branch."""
+        return cls(SegmentKind.PROMPT, tuple(ids))
+
+    @classmethod
+    def observation(cls, ids: Sequence[int]) -> Self:
+        """What the world answered, with the template's tokens around it."""
+        return cls(SegmentKind.OBSERVATION, tuple(ids))
+
+    @classmethod
+    def sampled(cls, ids: Sequence[int], logprobs: Sequence[float], version: int, finish: FinishReason) -> Self:
+        """What the policy wrote."""
+        return cls(SegmentKind.SAMPLED, tuple(ids), tuple(logprobs), version, finish)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One branch of history.
+
+    Attributes:
+        segments: the whole branch from its prompt on.
+        shared: how many leading segments belong to an earlier branch; they are context here and trained there.
+    """
+
+    segments: tuple[Segment, ...]
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.segments or self.segments[0].kind is not SegmentKind.PROMPT:
+            raise ValueError("a trajectory starts with a prompt segment")
+        if any(segment.kind is SegmentKind.PROMPT for segment in self.segments[1:]):
+            raise ValueError("a trajectory has one prompt segment")
+        if not 0 <= self.shared <= len(self.segments):
+            raise ValueError(f"shared={self.shared} but the trajectory has {len(self.segments)} segments")
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """All token ids, in order (length T)."""
+        return tuple(token for segment in self.segments for token in segment.ids)
+
+    @cached_property
+    def mask(self) -> tuple[int, ...]:
+        """1 on the tokens that train (sampled, and owned by this branch), else 0 (length T)."""
+        return tuple(
+            int(index >= self.shared and segment.kind is SegmentKind.SAMPLED)
+            for index, segment in enumerate(self.segments)
+            for _ in segment.ids
+        )
+
+    @cached_property
+    def logprobs(self) -> tuple[float, ...]:
+        """Sampling log-probabilities, 0.0 where nothing was sampled (length T)."""
+        return tuple(
+            logprob for segment in self.segments for logprob in (segment.logprobs or (0.0,) * len(segment.ids))
+        )
+
+    @cached_property
+    def turn_of(self) -> tuple[int, ...]:
+        """Index of the sampled turn a token belongs to; -1 for prompt and observation (length T)."""
+        turns: list[int] = []
+        turn = -1
+        for segment in self.segments:
+            turn += segment.kind is SegmentKind.SAMPLED
+            turns += [turn if segment.kind is SegmentKind.SAMPLED else -1] * len(segment.ids)
+        return tuple(turns)
+
+    @property
+    def trained(self) -> int:
+        """Number of tokens that train."""
+        return sum(self.mask)
+
+    def extend(self, *segments: Segment) -> Trajectory:
+        """The same branch with more segments at its end."""
+        return Trajectory(self.segments + segments, self.shared)
+
+    def fork(self, at: int | None = None) -> Trajectory:
+        """A new branch whose first `at` segments (default: all) are this one's."""
+        keep = len(self.segments) if at is None else at
+        return Trajectory(self.segments[:keep], keep)
+
+
+class EpisodeKey(NamedTuple):
+    """Names one episode for good: what is recorded under a key again replaces what was."""
+
+    run: str
+    step: int
+    task: str
+    sample: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What happened in an episode; all are counts but `wall_s` (seconds)."""
+
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    bad_calls: int = 0
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    wall_s: float = 0.0
+    by_tool: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished play of one task.
+
+    Attributes:
+        task: the task without its hidden part.
+        start: fingerprint of the start state; equal for all episodes of a group.
+        trajectories: branches of history in the order they were opened; empty for policies that speak messages.
+        messages: the conversation for people and message-level verifiers.
+        artifacts: declared files, as they left the sandbox (base64 in records when not UTF-8).
+        failure: what broke, when `end` is a failure.
+    """
+
+    key: EpisodeKey
+    env: str
+    task: TaskView
+    start: str
+    messages: tuple[Message, ...]
+    end: EndReason
+    score: Score
+    trajectories: tuple[Trajectory, ...] = ()
+    counts: Counts = Counts()
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    side_effects: Mapping[str, str] = field(default_factory=dict)
+    failure: str = ""
+
+    def __post_init__(self) -> None:
+        failed = self.end.ending is Ending.FAILED
+        if failed != (self.score.value is None):
+            raise ValueError(f"end={self.end.value} does not go with score={self.score.value}")
+        for index, branch in enumerate(self.trajectories):
+            if branch.shared and not any(
+                earlier.segments[: branch.shared] == branch.segments[: branch.shared]
+                for earlier in self.trajectories[:index]
+            ):
+                raise ValueError(f"branch {index} shares {branch.shared} segments that no earlier branch has")
+
+    @property
+    def reward(self) -> float | None:
+        """The score's value; None when infrastructure failed."""
+        return self.score.value
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the score reaches the task's threshold; None when infrastructure failed."""
+        return None if self.score.value is None else self.score.value >= self.task.threshold
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit ended the episode: read off the ending, never off a width."""
+        return self.end.ending is Ending.TRUNCATED
+
+
+@dataclass(frozen=True)
+class Group:
+    """G episodes of one task from one start state; failed ones are kept and marked."""
+
+    episodes: tuple[Episode, ...]
+
+    def __post_init__(self) -> None:
+        if not self.episodes:
+            raise ValueError("a group has at least one episode")
+        if len({episode.task.id for episode in self.episodes}) != 1:
+            raise ValueError("a group holds episodes of one task")
+        starts = {episode.start for episode in self.episodes if episode.start}
+        if len(starts) > 1:
+            raise ValueError(f"task {self.task.id}: start states differ within the group ({sorted(starts)})")
+
+    @property
+    def task(self) -> TaskView:
+        """The task all episodes played."""
+        return self.episodes[0].task
+
+    @property
+    def rewards_G(self) -> tuple[float | None, ...]:
+        """Rewards of the G episodes; None for those that infrastructure failed."""
+        return tuple(episode.reward for episode in self.episodes)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether two scored episodes differ in reward."""
+        return len({reward for reward in self.rewards_G if reward is not None}) > 1

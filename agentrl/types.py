@@ -1,0 +1,274 @@
+"""The nouns that every room shares: frozen, and impossible to build in an invalid state."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+Role = Literal["system", "user", "assistant", "tool"]
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model asked for; `arguments` is whatever JSON object it wrote, not yet checked."""
+
+    name: str
+    arguments: Mapping[str, Json]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """Text that was meant as a tool call but is none; `why` is one fixed-form sentence for the agent."""
+
+    text: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message. Tool results carry the name and the id of the call that they answer."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall | BadCall, ...] = ()
+    name: str = ""
+    tool_call_id: str = ""
+    reasoning: str = ""
+
+    def __post_init__(self) -> None:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"only an assistant message can hold tool calls, not role={self.role!r}")
+
+    @classmethod
+    def system(cls, content: str) -> Self:
+        """A system message."""
+        return cls("system", content)
+
+    @classmethod
+    def user(cls, content: str) -> Self:
+        """A user message."""
+        return cls("user", content)
+
+    @classmethod
+    def assistant(cls, content: str, *tool_calls: ToolCall | BadCall) -> Self:
+        """What the policy said, with the calls that were parsed from it."""
+        return cls("assistant", content, tuple(tool_calls))
+
+    @classmethod
+    def tool(cls, content: str, call: ToolCall | BadCall) -> Self:
+        """The result of one tool call."""
+        return cls("tool", content, name=getattr(call, "name", ""), tool_call_id=getattr(call, "id", ""))
+
+
+class Ending(Enum):
+    """What kind of ending it was: the task ended, a limit was met, or the machinery failed."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+
+
+class EndReason(Enum):
+    """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no score."""
+
+    SUBMITTED = "submitted"
+    ANSWERED = "answered"
+    FORMAT_ERROR = "format_error"
+    VIOLATION = "violation"
+    MAX_TURNS = "max_turns"
+    MAX_TOOL_CALLS = "max_tool_calls"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_LENGTH = "context_length"
+    WALL_TIME = "wall_time"
+    SANDBOX_LOST = "sandbox_lost"
+    ENGINE_ERROR = "engine_error"
+    TOOL_FAULT = "tool_fault"
+    VERIFIER_ERROR = "verifier_error"
+    INTERNAL_ERROR = "internal_error"
+    CANCELLED = "cancelled"
+
+    @property
+    def ending(self) -> Ending:
+        """The kind of this ending."""
+        return _ENDING[self]
+
+
+_ENDING = {
+    **dict.fromkeys(
+        (EndReason.SUBMITTED, EndReason.ANSWERED, EndReason.FORMAT_ERROR, EndReason.VIOLATION), Ending.TERMINATED
+    ),
+    **dict.fromkeys(
+        (
+            EndReason.MAX_TURNS,
+            EndReason.MAX_TOOL_CALLS,
+            EndReason.MAX_TOKENS,
+            EndReason.CONTEXT_LENGTH,
+            EndReason.WALL_TIME,
+        ),
+        Ending.TRUNCATED,
+    ),
+    **dict.fromkeys(
+        (
+            EndReason.SANDBOX_LOST,
+            EndReason.ENGINE_ERROR,
+            EndReason.TOOL_FAULT,
+            EndReason.VERIFIER_ERROR,
+            EndReason.INTERNAL_ERROR,
+            EndReason.CANCELLED,
+        ),
+        Ending.FAILED,
+    ),
+}
+
+
+def relative_path(path: str) -> str:
+    """Return `path` unchanged if it stays inside a work area.
+
+    Raises:
+        ValueError: the path is empty, absolute, has `..` or a NUL, or is not in its shortest form.
+    """
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == ".":
+        raise ValueError(f"path {path!r} must be relative, without '..' and in its shortest form")
+    return path
+
+
+RelativePath = Annotated[str, AfterValidator(relative_path)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskView(_Frozen):
+    """What environments and tools may see of a task: everything but the hidden part and the oracle."""
+
+    id: str = Field(min_length=1)
+    instruction: str
+    files: dict[RelativePath, str] = {}
+    artifacts: tuple[RelativePath, ...] = ()
+    threshold: float = 1.0
+    seed: int = 0
+    metadata: dict[str, Json] = {}
+
+
+class Task(TaskView):
+    """One frozen row: an instruction, a start state, how it is judged, and a reference solution.
+
+    `hidden` and `oracle` never enter the agent's sandbox, prompt, environment or logs: `view()` is what travels.
+    """
+
+    hidden: dict[str, Json] = {}
+    oracle: dict[str, Json] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_artifacts(cls, row: Any) -> Any:
+        """`artifacts` defaults to the keys of `oracle.files`."""
+        if isinstance(row, dict) and "artifacts" not in row:
+            files = (row.get("oracle") or {}).get("files") if isinstance(row.get("oracle"), dict) else None
+            if isinstance(files, dict):
+                return {**row, "artifacts": tuple(files)}
+        return row
+
+    def view(self) -> TaskView:
+        """The task without its hidden part and its oracle."""
+        return TaskView(**{name: getattr(self, name) for name in TaskView.model_fields})
+
+    def fingerprint(self) -> str:
+        """Hash of the whole row: two tasks with one fingerprint are the same task."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def literal(value: Json) -> Any:
+    """Read a task-file value: `{"py": "<literal>"}` is a Python literal, lists and objects are read recursively.
+
+    Raises:
+        ValueError: the text behind `py` is not a literal.
+    """
+    if isinstance(value, dict):
+        if set(value) == {"py"} and isinstance(value["py"], str):
+            try:
+                return ast.literal_eval(value["py"])
+            except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+                raise ValueError(f"{value['py']!r} is not a Python literal") from error
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A verdict. `value` is None exactly when infrastructure failed: a failure is never a number.
+
+    Attributes:
+        value: reward of the episode, finite; or None.
+        parts: named terms; a term that only informs has weight zero in `value`.
+        why: one sentence for people; holds nothing hidden.
+    """
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not abs(self.value) < float("inf"):
+            raise ValueError(f"a score must be finite, not {self.value}; use Score.failed(why) for a broken verifier")
+        if self.value is None and not self.why:
+            raise ValueError("a score without value must say why")
+
+    @classmethod
+    def failed(cls, why: str) -> Self:
+        """No verdict: infrastructure failed."""
+        return cls(None, {}, why)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """What the model is told of a tool: name, description, JSON schema of its arguments; and its declared effect."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Json]
+    effect: Literal["read", "write", "network", "irreversible"] = "read"
+
+    def schema(self) -> dict[str, Json]:
+        """The function-calling form that chat templates and served models take."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When an episode is truncated. Tokens count what the policy sampled; the context limit is the engine's."""
+
+    turns: int = 16
+    tool_calls: int = 32
+    wall_s: float = 300.0
+    turn_tokens: int = 512
+    episode_tokens: int = 4096
+    tool_s: float = 30.0
+    observation_chars: int = 8000
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"limit {name}={getattr(self, name)} must be positive")
