@@ -1,0 +1,37 @@
+"""Fixtures shared by all tests: real parts are required where AGENTRL_REQUIRE names them, else their absence skips."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+REQUIRED = {part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()}
+_PROGRAMS = {"bubblewrap": "bwrap"}
+
+
+def require(part: str) -> None:
+    """Skip the calling test if a real part is missing; fail it instead where AGENTRL_REQUIRE names the part."""
+    if shutil.which(_PROGRAMS[part]) is None:
+        message = f"{part} is not installed"
+        if part in REQUIRED:
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture
+def bubblewrap() -> None:
+    """The test needs bubblewrap."""
+    require("bubblewrap")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder with real task data, named by AGENTRL_DATA."""
+    folder = Path(os.environ.get("AGENTRL_DATA", REPO.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no task data at {folder}; set AGENTRL_DATA")
+    return folder
