@@ -79,7 +79,11 @@ class Ending(Enum):
 
 
 class EndReason(Enum):
-    """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no score."""
+    """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no score.
+
+    WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic run, where the clock must
+    not decide a reward, so it counts as a failure of the machinery.
+    """
 
     SUBMITTED = "submitted"
     ANSWERED = "answered"
@@ -90,6 +94,7 @@ class EndReason(Enum):
     MAX_TOKENS = "max_tokens"
     CONTEXT_LENGTH = "context_length"
     WALL_TIME = "wall_time"
+    TIMEOUT = "timeout"
     SANDBOX_LOST = "sandbox_lost"
     ENGINE_ERROR = "engine_error"
     TOOL_FAULT = "tool_fault"
@@ -119,6 +124,7 @@ _ENDING = {
     ),
     **dict.fromkeys(
         (
+            EndReason.TIMEOUT,
             EndReason.SANDBOX_LOST,
             EndReason.ENGINE_ERROR,
             EndReason.TOOL_FAULT,
@@ -258,10 +264,14 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When an episode is truncated. Tokens count what the policy sampled; the context limit is the engine's."""
+    """When an episode is cut short. Tokens count what the policy sampled; the context limit is the engine's.
+
+    The n-th unreadable call (`bad_calls`) ends the episode as a format error; every other limit truncates it.
+    """
 
     turns: int = 16
     tool_calls: int = 32
+    bad_calls: int = 8
     wall_s: float = 300.0
     turn_tokens: int = 512
     episode_tokens: int = 4096

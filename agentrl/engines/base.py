@@ -53,12 +53,8 @@ class Engine(Protocol):
         """
         ...
 
-    def seat(self, order: tuple[int, ...] = ()) -> AbstractContextManager[None]:
-        """Announce an episode that will send requests: a turn-synchronous engine waits for all that are seated.
-
-        Args:
-            order: place of this episode within its batch, so that batches do not depend on arrival times.
-        """
+    def seat(self) -> AbstractContextManager[None]:
+        """Announce an episode that will send requests: a turn-synchronous engine waits for all that are seated."""
         ...
 
     async def close(self) -> None:

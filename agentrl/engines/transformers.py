@@ -1,0 +1,255 @@
+"""The `transformers` engine: batched sampling on a loaded model, with weights updated in place.
+
+Why not `model.generate`: every row needs its own seed, whatever else is in the batch, and the log-probability of each
+draw under the very distribution it was drawn from. Draws invert the cumulative distribution with one uniform number
+per row and position, so a row's samples depend on its seed alone (up to floating-point differences between batch
+shapes; `synchronous=True` fixes the shapes too).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from agentrl.engines.base import Generation, Sampling
+from agentrl.errors import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Request(NamedTuple):
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    reply: asyncio.Future[Generation]
+
+
+class TransformersEngine:
+    """Samples with a transformers causal language model.
+
+    Args:
+        model: used as it is, so a trainer that updates it in place updates the engine.
+        stop_ids: tokens that end a turn; the one that was sampled is part of the result.
+        pad_id: any valid id; padded positions are masked.
+        synchronous: wait until every seated episode has sent its request, and sample them in an order that does not depend
+            on arrival: batches then do not depend on timing. Otherwise whatever is waiting is sampled as soon as the model is free.
+        max_batch: rows that are sampled at once.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stop_ids: frozenset[int],
+        *,
+        pad_id: int = 0,
+        synchronous: bool = False,
+        max_batch: int = 256,
+    ) -> None:
+        self.model = model
+        self.version = 0
+        self.context_length = int(model.config.max_position_embeddings)
+        self.lock = threading.Lock()
+        self._stop = torch.tensor(sorted(stop_ids), device=model.device)
+        self._pad_id = pad_id
+        self._synchronous = synchronous
+        self._max_batch = max_batch
+        self._seats = 0
+        self._waiting: list[_Request] = []
+        self._busy: asyncio.Task[None] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="agentrl-sampler")
+
+    @contextmanager
+    def seat(self) -> Iterator[None]:
+        """Announce an episode; a synchronous engine samples when all seated episodes wait for it."""
+        self._seats += 1
+        try:
+            yield
+        finally:
+            self._seats -= 1
+            self._start()
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Generation:
+        """Sample one continuation.
+
+        Raises:
+            EngineError: the model failed; the cause is in the message.
+        """
+        reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(tuple(prompt_ids), sampling, seed, reply))
+        self._start()
+        return await reply
+
+    def load(self, source: torch.nn.Module, version: int) -> None:
+        """Take over the weights of `source` (nothing is copied when it is the engine's own model)."""
+        with self.lock:
+            if source is not self.model:
+                self.model.load_state_dict(source.state_dict())
+            self.version = version
+
+    async def close(self) -> None:
+        """End the sampling thread; safe to call twice."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _due(self) -> bool:
+        """Whether a batch should be sampled now."""
+        self._waiting = [request for request in self._waiting if not request.reply.done()]
+        return bool(self._waiting) and (not self._synchronous or len(self._waiting) >= self._seats)
+
+    def _start(self) -> None:
+        if self._due() and (self._busy is None or self._busy.done()):
+            self._busy = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        """Sample what is waiting, until nothing is due."""
+        await asyncio.sleep(0)  # lets requests that are being made in this turn of the loop join the batch
+        while self._due():
+            batch, self._waiting = sorted(self._waiting, key=_batch_order), []
+            for _, alike in groupby(batch, key=lambda request: _batch_order(request)[0]):
+                rows = list(alike)
+                for start in range(0, len(rows), self._max_batch):
+                    await self._answer(rows[start : start + self._max_batch])
+
+    async def _answer(self, rows: list[_Request]) -> None:
+        try:
+            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._sample, rows)
+        except Exception as cause:  # noqa: BLE001 - handed to every request that waits for this batch
+            for request in rows:
+                if not request.reply.done():
+                    error = EngineError(f"sampling failed: {type(cause).__name__}: {cause}")
+                    error.__cause__ = cause
+                    request.reply.set_exception(error)
+            return
+        for request, generation in zip(rows, results, strict=True):
+            if not request.reply.done():
+                request.reply.set_result(generation)
+
+    @torch.inference_mode()
+    def _sample(self, rows: Sequence[_Request]) -> list[Generation]:
+        """Prefill, then decode row by row until each has stopped. Letters: B rows still alive, T positions, V tokens."""
+        with self.lock:
+            was_training = self.model.training
+            self.model.eval()
+            try:
+                return _decode(self, rows)
+            finally:
+                self.model.train(was_training)
+
+
+@dataclass
+class _Batch:
+    """The rows of a batch that still run."""
+
+    rows: list[int]
+    attention_BT: torch.Tensor
+    cache: Any
+
+    def keep(self, alive: list[int]) -> None:
+        """Drop all rows but `alive` (positions within the batch)."""
+        index = torch.tensor(alive, device=self.attention_BT.device)
+        self.rows = [self.rows[i] for i in alive]
+        self.attention_BT = self.attention_BT[index]
+        self.cache.batch_select_indices(index)
+
+
+def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Generation]:
+    from transformers import DynamicCache
+
+    model, device = engine.model, engine.model.device
+    limits = [request.sampling.max_tokens for request in requests]
+    uniform = [_uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)]
+    ids_BT, attention_BT = _left_pad([request.prompt_ids for request in requests], engine._pad_id, device)
+    batch = _Batch(list(range(len(requests))), attention_BT, DynamicCache(config=model.config))
+    ids: list[list[int]] = [[] for _ in requests]
+    logprobs: list[list[float]] = [[] for _ in requests]
+    finish = ["length"] * len(requests)
+    position_BT = (attention_BT.cumsum(-1) - 1).clamp(min=0)
+    for step in range(max(limits)):
+        output = model(
+            input_ids=ids_BT,
+            attention_mask=batch.attention_BT,
+            position_ids=position_BT,
+            past_key_values=batch.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        u_B = torch.stack([uniform[row][step] for row in batch.rows]).to(device)
+        token_B, logprob_B = draw(output.logits[:, -1], u_B, requests[0].sampling)
+        stopped = torch.isin(token_B, engine._stop).tolist()
+        alive = []
+        rows = zip(batch.rows, token_B.tolist(), logprob_B.tolist(), stopped, strict=True)
+        for index, (row, token, logprob, stop) in enumerate(rows):
+            ids[row].append(token)
+            logprobs[row].append(logprob)
+            if stop:
+                finish[row] = "stop"
+            elif len(ids[row]) < limits[row]:
+                alive.append(index)
+        if not alive:
+            break
+        if len(alive) < len(batch.rows):
+            batch.keep(alive)
+            token_B = token_B[torch.tensor(alive, device=device)]
+            position_BT = position_BT[torch.tensor(alive, device=device)]
+        ids_BT, position_BT = token_B[:, None], position_BT[:, -1:] + 1
+        batch.attention_BT = torch.nn.functional.pad(batch.attention_BT, (0, 1), value=1)
+    return [
+        Generation(tuple(ids[row]), tuple(logprobs[row]), finish[row], engine.version)  # type: ignore[arg-type]
+        for row in range(len(requests))
+    ]
+
+
+def draw(logits_BV: torch.Tensor, u_B: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row by inverting the cumulative distribution at `u_B` (uniform on [0, 1), float64).
+
+    Returns:
+        tokens_B (int64) and logprobs_B (float32): of the distribution after temperature, top-k and top-p. Temperature 0
+        takes the most likely token, with log-probability 0.
+    """
+    logits_BV = logits_BV.float()
+    if sampling.temperature == 0:
+        return logits_BV.argmax(-1), torch.zeros(len(logits_BV), device=logits_BV.device)
+    logits_BV = logits_BV / sampling.temperature
+    if sampling.top_k > 0:
+        kth_B1 = logits_BV.topk(min(sampling.top_k, logits_BV.shape[-1])).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < kth_B1, -torch.inf)
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(descending=True)
+        before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
+        drop_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= sampling.top_p)
+        logits_BV = logits_BV.masked_fill(drop_BV, -torch.inf)
+    logprobs_BV = logits_BV.log_softmax(-1)
+    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+    total_B1 = cumulative_BV[:, -1:]
+    target_B1 = torch.minimum(u_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    tokens_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
+    return tokens_B1[:, 0], logprobs_BV.gather(-1, tokens_B1)[:, 0]
+
+
+def _uniform(seed: int, count: int) -> torch.Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-aligned ids_BT and attention_BT."""
+    width = max(len(row) for row in rows)
+    ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    attention_BT = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids_BT[index, width - len(row) :] = torch.tensor(row)
+        attention_BT[index, width - len(row) :] = 1
+    return ids_BT.to(device), attention_BT.to(device)
+
+
+def _batch_order(request: _Request) -> tuple[tuple[float, float, int], int, int]:
+    """Rows of one distribution stand together, rows of like length side by side, and arrival plays no part."""
+    sampling = request.sampling
+    return (sampling.temperature, sampling.top_p, sampling.top_k), len(request.prompt_ids), request.seed

@@ -1,0 +1,269 @@
+"""play(env, policy, task) -> Episode; and `Rollouts`, which plays groups of them on a loop thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+from agentrl.aio import LoopThread
+from agentrl.env import ToolEnv
+from agentrl.errors import EngineError, InfraError, SandboxLost, ToolFault, UserError, VerifierError, boundary
+from agentrl.policies import Player, Policy
+from agentrl.sandboxes.base import Sandbox, SandboxPool
+from agentrl.trajectory import Episode, EpisodeKey, Group
+from agentrl.types import Ending, EndReason, Message, Score, Task
+from agentrl.verifiers.base import Submission, grade
+
+_REASONS: dict[type[InfraError], EndReason] = {
+    SandboxLost: EndReason.SANDBOX_LOST,
+    EngineError: EndReason.ENGINE_ERROR,
+    ToolFault: EndReason.TOOL_FAULT,
+    VerifierError: EndReason.VERIFIER_ERROR,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What episodes of a run have in common.
+
+    Attributes:
+        make: builds a fresh environment instance.
+        pool: lends sandboxes; None if neither the environment nor its verifier needs one.
+        run: name of the run, part of every episode's key.
+        seed: of the run; every other seed is derived from it.
+        deterministic: the clock decides nothing: meeting a wall limit counts as a failure of the machinery.
+    """
+
+    make: Callable[[], ToolEnv]
+    policy: Policy
+    pool: SandboxPool | None = None
+    run: str = "run"
+    seed: int = 0
+    deterministic: bool = False
+
+
+@dataclass
+class _Progress:
+    """What an episode has come to so far; it survives whatever interrupts the episode."""
+
+    env: ToolEnv
+    history: list[Message] = field(default_factory=list)
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    player: Player | None = None
+
+
+async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
+    """Play one episode from reset to score. Whatever breaks is recorded under its name; it is never a number.
+
+    Raises:
+        UserError: the environment or the task is wrong for every episode alike.
+    """
+    env = setting.make()
+    progress = _Progress(env)
+    try:
+        end = await _act(setting, task, key, progress)
+        score = await _judge(setting, task, key, progress, end)
+    except UserError:
+        raise
+    except InfraError as error:
+        end, score = _REASONS.get(type(error), EndReason.INTERNAL_ERROR), Score.failed(str(error))
+    except Exception as error:  # noqa: BLE001 - the boundary of an episode: recorded whole, counted apart
+        end = EndReason.INTERNAL_ERROR
+        score = Score.failed("".join(traceback.format_exception(error)))
+    finally:
+        await env.close()
+    if score.value is None and end.ending is not Ending.FAILED:
+        end = EndReason.TIMEOUT if end is EndReason.WALL_TIME else EndReason.VERIFIER_ERROR
+    return _episode(progress, task, key, end, score)
+
+
+async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
+    """Everything up to the end of the conversation, and the artifacts' way out of the sandbox."""
+    env = progress.env
+    seed = derive_seed(setting.seed, key.task, key.step, key.sample)
+    # The player takes its seat before anything is awaited: a turn-synchronous engine must know of all episodes at once.
+    with setting.policy.player(task, env.limits, seed) as progress.player:
+        async with _lease(setting.pool, env) as sandbox:
+            try:
+                async with asyncio.timeout(env.limits.wall_s):
+                    end = await _converse(setting, task, key, progress, sandbox)
+            except TimeoutError:
+                end = EndReason.WALL_TIME
+            async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
+                progress.artifacts = await env.collect()
+    return end
+
+
+async def _converse(
+    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, sandbox: Sandbox | None
+) -> EndReason:
+    """Reset, then turn by turn until something ends it."""
+    env, history, player = progress.env, progress.history, progress.player
+    assert player is not None
+    async with boundary(ToolFault, f"{env.id}: reset"):
+        history += await env.reset(task.view(), seed=derive_seed(setting.seed, key.task, key.step), sandbox=sandbox)
+    while True:
+        message, end = await player.act(history, env.tools)
+        history.append(message)
+        if end is not None:
+            return end
+        async with boundary(ToolFault, f"{env.id}: step"):
+            step = await env.step(message)
+        history += step.messages
+        if step.end is not None:
+            return step.end
+
+
+async def _judge(
+    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason
+) -> Score:
+    if setting.deterministic and end is EndReason.WALL_TIME:
+        return Score.failed(f"the wall limit of {progress.env.limits.wall_s:g} s was met in a deterministic run")
+    submission = Submission(
+        task=task,
+        messages=tuple(progress.history),
+        end=end,
+        artifacts=progress.artifacts,
+        pool=setting.pool,
+        seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
+    )
+    return await grade(progress.env.verifier, submission)
+
+
+def _lease(pool: SandboxPool | None, env: ToolEnv) -> AbstractAsyncContextManager[Sandbox | None]:
+    if not env.needs_sandbox or pool is None:
+        return nullcontext()
+    return pool.lease("agent")
+
+
+def _episode(progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, score: Score) -> Episode:
+    branches = progress.player.trajectories if progress.player else ()
+    sampled = sum(branch.trained for branch in branches)
+    total = sum(len(branch.ids) for branch in branches)
+    return Episode(
+        key=key,
+        env=progress.env.id,
+        task=task.view(),
+        start=progress.env.start,
+        messages=tuple(progress.history),
+        end=end,
+        score=score,
+        trajectories=branches,
+        counts=replace(progress.env.counts(), sampled_tokens=sampled, prompt_tokens=total - sampled),
+        artifacts=progress.artifacts,
+        failure=score.why if score.value is None else "",
+    )
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed that depends on every part and on nothing else."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class Rollouts:
+    """Plays groups of G episodes on its own loop thread, so that updates never hold up an episode.
+
+    Args:
+        setting: environment, policy, sandboxes and seeds.
+        group_size: G, episodes per task.
+        concurrency: episodes that play at the same time.
+        retries: how often an episode that infrastructure failed is played again.
+        on_episode: called on the loop thread with every finished episode, retried ones included.
+
+    With `setting.deterministic` the episodes of a step play in fixed waves of `concurrency`, which fixes the engine's
+    batches; otherwise a finished episode makes room for the next one at once.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        group_size: int = 1,
+        concurrency: int = 64,
+        retries: int = 1,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> None:
+        self.setting = setting
+        self.group_size = group_size
+        self._retries = retries
+        self._concurrency = concurrency
+        self._on_episode = on_episode or (lambda episode: None)
+        self._thread = LoopThread()
+        self._finished: asyncio.Queue[Group | BaseException] = asyncio.Queue(maxsize=max(concurrency, 8))
+        self._room = asyncio.Semaphore(concurrency)
+
+    def dispatch(self, tasks: Iterable[Task], step: int) -> None:
+        """Start playing one group per task and return at once."""
+        self._thread.submit(self._play_all(list(tasks), step))
+
+    def next(self) -> Group:
+        """Wait for the next finished group, whatever its task.
+
+        Raises:
+            UserError: the environment or a task is wrong for every episode alike.
+        """
+        item = self._thread.run(self._finished.get())
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def gather(self, tasks: Sequence[Task], step: int) -> list[Group]:
+        """Play one group per task and return them in the order of the tasks."""
+        self.dispatch(tasks, step)
+        groups = [self.next() for _ in tasks]
+        place = {task.id: index for index, task in enumerate(tasks)}
+        return sorted(groups, key=lambda group: place[group.task.id])
+
+    def close(self) -> None:
+        """Cancel what is playing, close the sandboxes and end the thread; safe to call twice."""
+        if self._thread.is_closed:
+            return
+        self._thread.cancel_all()
+        if self.setting.pool is not None:
+            self._thread.run(self.setting.pool.close())
+        self._thread.close()
+
+    async def _play_all(self, tasks: list[Task], step: int) -> None:
+        try:
+            if self.setting.deterministic:
+                await self._play_in_waves(tasks, step)
+            else:
+                await asyncio.gather(*(self._play_group(task, step) for task in tasks))
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
+            await self._finished.put(error)
+
+    async def _play_group(self, task: Task, step: int) -> None:
+        async def one(sample: int) -> Episode:
+            async with self._room:
+                for attempt in range(self._retries + 1):
+                    episode = await self._play_once(task, step, sample, attempt)
+                    if episode.end.ending is not Ending.FAILED:
+                        break
+                return episode
+
+        async with asyncio.TaskGroup() as playing:
+            episodes = [playing.create_task(one(sample)) for sample in range(self.group_size)]
+        await self._finished.put(Group(tuple(episode.result() for episode in episodes)))
+
+    async def _play_in_waves(self, tasks: list[Task], step: int) -> None:
+        done: dict[tuple[str, int], Episode] = {}
+        due = [(task, sample) for task in tasks for sample in range(self.group_size)]
+        for attempt in range(self._retries + 1):
+            for start in range(0, len(due), self._concurrency):
+                wave = due[start : start + self._concurrency]
+                async with asyncio.TaskGroup() as playing:
+                    jobs = [playing.create_task(self._play_once(task, step, sample, attempt)) for task, sample in wave]
+                done |= {(job.result().task.id, job.result().key.sample): job.result() for job in jobs}
+            due = [(task, sample) for task, sample in due if done[task.id, sample].end.ending is Ending.FAILED]
+        for task in tasks:
+            await self._finished.put(Group(tuple(done[task.id, sample] for sample in range(self.group_size))))
+
+    async def _play_once(self, task: Task, step: int, sample: int, attempt: int) -> Episode:
+        episode = await play(self.setting, task, EpisodeKey(self.setting.run, step, task.id, sample, attempt))
+        self._on_episode(episode)
+        return episode
