@@ -1,0 +1,1 @@
+"""Evaluation: statistics over finished episodes, and the page that shows a run."""

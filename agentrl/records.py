@@ -1,0 +1,378 @@
+"""Records on disk: one JSON line per episode or training step, appended whole, read back without loss.
+
+A line is one `write` system call, so a crash can tear only the last line of a file. A writer that opens such a file
+moves the torn bytes to `<file>.torn`; a reader leaves them out; both say so with a RecordWarning. A line broken
+anywhere else is a UserError: it was not a crash. Readers keep the last record of each key, so what is recorded again
+after a resume counts once. One writer per file.
+
+Every line is strict JSON with its format version under `v`. NaN and infinities stand as null, and `nonfinite` lists
+their paths and names, so they come back as they were.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from agentrl.errors import ContractError, UserError
+from agentrl.trajectory import Counts, Episode, EpisodeKey, Segment, SegmentKind, Trajectory
+from agentrl.types import BadCall, EndReason, Message, Score, TaskView, ToolCall
+
+FORMAT_VERSION = 1
+
+_DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_ESCAPE = "backslashreplace"  # a lone surrogate has no UTF-8; Python's escape of it is JSON's escape of it
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+class RecordWarning(UserWarning):
+    """A record file ended in a torn line; the message names file and line."""
+
+
+class _LineWriter:
+    """Appends JSON lines to a file; opening it first sets a torn last line aside.
+
+    Args:
+        path: the file; it and its folders are made if missing.
+        fsync: wait for the disk after every line (survives a power cut, costs milliseconds).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _set_torn_line_aside(self.path)
+        self._fsync = fsync
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _append(self, row: Row, what: str) -> None:
+        if self._file < 0:
+            raise ValueError(f"{self.path} is closed")
+        line = _to_line({"v": FORMAT_VERSION, **row}, what)
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError:
+            # A full disk must not leave half a line for the next record to continue.
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise
+        if self._fsync:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EpisodeWriter(_LineWriter):
+    """Appends episodes to `episodes.jsonl`, one line each."""
+
+    def write(self, episode: Episode) -> None:
+        """Append one episode; once this returns, a crash of the process no longer loses it.
+
+        Raises:
+            ContractError: task metadata or tool arguments hold what JSON cannot say.
+            OSError: the disk is full or gone; the file is left at its last whole line.
+        """
+        self._append(_episode_row(episode), f"episode {tuple(episode.key)}")
+
+
+class MetricsWriter(_LineWriter):
+    """Appends metrics to `metrics.jsonl`, one line per step."""
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Append the metrics of one step; `step` (an integer) is among them.
+
+        Raises:
+            ContractError: `step` is missing, a key is reserved, or a value is not JSON (a tensor, say).
+            OSError: the disk is full or gone; the file is left at its last whole line.
+        """
+        step = metrics.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise ContractError(f"metrics need an integer 'step', not {step!r}; pass {{'step': n, ...}}")
+        if reserved := {"v", "nonfinite"} & metrics.keys():
+            raise ContractError(f"metric name {min(reserved)!r} is reserved by the record format; choose another")
+        self._append(dict(metrics), f"metrics of step {step}")
+
+
+def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
+    """Yield every recorded episode in file order, repeated keys included: for files larger than memory.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    return _parse_rows(Path(path), _episode)
+
+
+def read_episodes(path: str | os.PathLike[str]) -> dict[EpisodeKey, Episode]:
+    """Return the last record of every episode key.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    return {episode.key: episode for episode in iter_episodes(path)}
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the last record of every step, in order of steps; NaN and infinities are floats again.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    rows = {row["step"]: row for row in _parse_rows(Path(path), _metrics)}
+    return [rows[step] for step in sorted(rows)]
+
+
+def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part, even after a power cut.
+
+    Raises:
+        ContractError: `obj` is not strict JSON.
+    """
+    target = Path(path)
+    try:
+        text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ContractError(f"{target} cannot be written as JSON ({error}); use finite numbers and text") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode(errors=_ESCAPE))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# Lines
+
+
+def _to_line(row: Row, what: str) -> bytes:
+    try:
+        try:
+            text = _DUMP(row)
+        except ValueError:
+            found: list[tuple[list[str | int], str]] = []
+            text = _DUMP({**_without_nonfinite(row, [], found), "nonfinite": found})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ContractError(f"{what} cannot be written as JSON ({error}); use numbers, text, lists, dicts") from error
+    return text.encode(errors=_ESCAPE) + b"\n"
+
+
+def _without_nonfinite(value: Any, path: list[str | int], found: list[tuple[list[str | int], str]]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        found.append((path, str(float(value))))
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nonfinite(item, [*path, str(key)], found) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nonfinite(item, [*path, index], found) for index, item in enumerate(value)]
+    return value
+
+
+def _restore_nonfinite(row: Row) -> None:
+    for path, name in row.pop("nonfinite", ()):
+        place: Any = row
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = float(name)
+
+
+def _parse_rows(path: Path, parse: Callable[[Row], T]) -> Iterator[T]:
+    """Yield records; blank lines are passed over."""
+    if not path.is_file():
+        raise UserError(f"no records at {path}; give the run folder's file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            if not line.endswith(b"\n") and not _is_json(line):
+                warnings.warn(
+                    f"{path}:{number}: the last line is torn ({len(line)} bytes) and was left out",
+                    RecordWarning,
+                    stacklevel=3,
+                )
+                return
+            yield _parse(line, f"{path}:{number}", parse)
+
+
+def _parse(line: bytes, where: str, parse: Callable[[Row], T]) -> T:
+    try:
+        row = json.loads(line)
+        version = row.pop("v")
+        if version == FORMAT_VERSION:
+            _restore_nonfinite(row)
+            return parse(row)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{where} is not a record ({reason}); delete that line or restore the file") from error
+    raise UserError(f"{where} has format version {version!r} but this agentrl reads {FORMAT_VERSION}; upgrade agentrl")
+
+
+def _is_json(line: bytes) -> bool:
+    """Whether the bytes are a whole JSON value: no proper prefix of an object is one."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _set_torn_line_aside(path: Path) -> None:
+    """End a whole last line that lacks its newline; move a torn one to `<file>.torn`."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        lines, keep, tail = 0, 0, b""
+        for tail in file:
+            lines, keep = lines + 1, keep + (len(tail) if tail.endswith(b"\n") else 0)
+        if not tail or tail.endswith(b"\n"):
+            return
+        if _is_json(tail):
+            file.write(b"\n")
+            return
+        side = path.with_name(path.name + ".torn")
+        with side.open("ab") as torn:
+            torn.write(tail + b"\n")
+        file.truncate(keep)
+    warnings.warn(
+        f"{path}:{lines}: the last line was torn by a crash; its {len(tail)} bytes were moved to {side.name}",
+        RecordWarning,
+        stacklevel=4,
+    )
+
+
+# Episode -> row
+
+
+def _episode_row(episode: Episode) -> Row:
+    segments: dict[Segment, int] = {}
+    trajectories = [
+        {"segments": [segments.setdefault(part, len(segments)) for part in branch.segments], "shared": branch.shared}
+        for branch in episode.trajectories
+    ]
+    task, score, counts = episode.task, episode.score, episode.counts
+    return {
+        "key": list(episode.key),
+        "env": episode.env,
+        "task": {name: getattr(task, name) for name in TaskView.model_fields},
+        "start": episode.start,
+        "end": episode.end.value,
+        "score": {"value": score.value, "parts": dict(score.parts), "why": score.why},
+        "counts": {**vars(counts), "by_tool": dict(counts.by_tool)},
+        "messages": [_message_row(message) for message in episode.messages],
+        "segments": [_segment_row(segment) for segment in segments],
+        "trajectories": trajectories,
+        "artifacts": {path: _content_row(content) for path, content in episode.artifacts.items()},
+        "side_effects": dict(episode.side_effects),
+        "failure": episode.failure,
+    }
+
+
+def _message_row(message: Message) -> Row:
+    row: Row = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"name": call.name, "arguments": dict(call.arguments), "id": call.id}
+            if isinstance(call, ToolCall)
+            else {"bad": call.text, "why": call.why}
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id", "reasoning"):
+        if text := getattr(message, name):
+            row[name] = text
+    return row
+
+
+def _segment_row(segment: Segment) -> Row:
+    row: Row = {"kind": segment.kind.value, "ids": segment.ids}
+    if segment.kind is SegmentKind.SAMPLED:
+        row.update(logprobs=segment.logprobs, version=segment.version, finish=segment.finish)
+    return row
+
+
+def _content_row(content: bytes) -> Row:
+    try:
+        return {"text": content.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+# Row -> Episode
+
+
+def _metrics(row: Row) -> Row:
+    if not isinstance(row["step"], int):
+        raise ValueError(f"step={row['step']!r} is no integer")
+    return row
+
+
+def _episode(row: Row) -> Episode:
+    segments = [_segment(item) for item in row["segments"]]
+    return Episode(
+        key=EpisodeKey(*row["key"]),
+        env=row["env"],
+        task=TaskView(**row["task"]),
+        start=row["start"],
+        messages=tuple(_message(item) for item in row["messages"]),
+        end=EndReason(row["end"]),
+        score=Score(**row["score"]),
+        trajectories=tuple(
+            Trajectory(tuple(segments[index] for index in item["segments"]), item["shared"])
+            for item in row["trajectories"]
+        ),
+        counts=Counts(**row["counts"]),
+        artifacts={path: _content(item) for path, item in row["artifacts"].items()},
+        side_effects=row["side_effects"],
+        failure=row["failure"],
+    )
+
+
+def _message(row: Row) -> Message:
+    calls = tuple(
+        BadCall(call["bad"], call["why"]) if "bad" in call else ToolCall(**call) for call in row.pop("tool_calls", ())
+    )
+    return Message(**row, tool_calls=calls)
+
+
+def _segment(row: Row) -> Segment:
+    return Segment(
+        SegmentKind(row["kind"]),
+        tuple(row["ids"]),
+        tuple(row.get("logprobs", ())),
+        row.get("version", -1),
+        row.get("finish"),
+    )
+
+
+def _content(row: Row) -> bytes:
+    return base64.b64decode(row["base64"], validate=True) if "base64" in row else row["text"].encode()
