@@ -1,0 +1,208 @@
+"""Groups of finished episodes -> one TokenBatch: right-padded rows, a mask, and denominators that are fixed for good.
+
+Letters: B rows (one per branch that trains), T positions, E scored episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError, UserError
+from agentrl.trajectory import Episode, Group, Trajectory
+from agentrl.types import Ending
+
+_ROW_FIELDS = (
+    "ids_BT",
+    "mask_BT",
+    "attention_BT",
+    "old_logprobs_BT",
+    "advantages_BT",
+    "turn_BT",
+    "version_BT",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """What one optimizer step trains on. Every method returns a new batch.
+
+    The denominators `n_tokens` and `n_episodes` belong to the optimizer step: `split` keeps them, so losses and
+    gradients of the micro-batches add up to those of the whole batch. Per-episode tensors are never cut either;
+    `episode_B` points into them.
+
+    Attributes:
+        ids_BT: int64 token ids, right-padded.
+        mask_BT: bool, True where the policy sampled the token at t (predicted from t-1) and this row owns it.
+        attention_BT: bool, True on tokens, False on padding.
+        old_logprobs_BT: float32 log-probabilities under the sampling distribution; 0 where nothing was sampled.
+        advantages_BT: float32, 0 at mask 0; NaN until an advantage step fills it, so that step cannot be forgotten.
+        turn_BT: int32 index of the sampled turn within the row's branch; -1 elsewhere.
+        version_BT: int32 policy version that sampled the token; -1 elsewhere.
+        episode_B: int64, row -> index of its episode.
+        group_E: int64, episode -> index of its group in what was packed.
+        reward_E: float64 rewards.
+        truncated_E: bool, whether a limit ended the episode.
+        tokens_E: int64, trained tokens of the episode over all its rows.
+        n_tokens: trained tokens of the optimizer step.
+        n_episodes: episodes of the optimizer step that have trained tokens.
+        n_failed: episodes without a score; they have no row and no reward, and are counted here.
+    """
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    attention_BT: Tensor
+    old_logprobs_BT: Tensor
+    advantages_BT: Tensor
+    turn_BT: Tensor
+    version_BT: Tensor
+    episode_B: Tensor
+    group_E: Tensor
+    reward_E: Tensor
+    truncated_E: Tensor
+    tokens_E: Tensor
+    n_tokens: int
+    n_episodes: int
+    n_failed: int = 0
+
+    def __len__(self) -> int:
+        return self.ids_BT.shape[0]
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Tokens of each row without padding (int64)."""
+        return self.attention_BT.sum(1)
+
+    @property
+    def episode_tokens_B(self) -> Tensor:
+        """Trained tokens of the episode that a row belongs to, over all rows of that episode (int64)."""
+        return self.tokens_E[self.episode_B]
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """The same batch on another device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: t.to(device) for name, t in values.items() if isinstance(t, Tensor)}
+        return replace(self, **moved)
+
+    def rows(self, index: Tensor) -> TokenBatch:
+        """The rows of an integer or boolean index, cut to the longest of them; denominators and episodes stay."""
+        lengths = self.lengths_B[index]
+        width = int(lengths.max()) if len(lengths) else 0
+        cut: dict[str, Any] = {name: getattr(self, name)[index, :width] for name in _ROW_FIELDS}
+        return replace(self, episode_B=self.episode_B[index], **cut)
+
+    def split(self, micro_tokens: int) -> Iterator[TokenBatch]:
+        """Micro-batches of rows of similar length, longest first, whose padded size is at most `micro_tokens`.
+
+        A row that is longer than the budget is a micro-batch of its own.
+
+        Raises:
+            ConfigError: the budget is not positive.
+        """
+        if micro_tokens < 1:
+            raise ConfigError(f"micro_tokens={micro_tokens} must be at least 1")
+        lengths, order = torch.sort(self.lengths_B, descending=True, stable=True)
+        start = 0
+        while start < len(order):
+            stop = start + max(1, micro_tokens // max(1, int(lengths[start])))
+            yield self.rows(order[start:stop])
+            start = stop
+
+    def minibatches(self, count: int, seed: int) -> Iterator[TokenBatch]:
+        """At most `count` batches, one optimizer step each: whole episodes in seeded random order, own denominators.
+
+        Raises:
+            ConfigError: the count is not positive.
+        """
+        if count < 1:
+            raise ConfigError(f"minibatches={count} must be at least 1")
+        trained = torch.nonzero(self.tokens_E.cpu()).flatten()
+        shuffled = trained[torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed))]
+        for episodes in torch.tensor_split(shuffled, count):
+            if len(episodes):
+                members = episodes.to(self.episode_B.device)
+                part = self.rows(torch.isin(self.episode_B, members))
+                yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
+
+    def informative(self) -> TokenBatch:
+        """Only rows with an advantage other than zero; denominators stay, so the policy gradient stays the same.
+
+        Not for losses with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
+        """
+        return self.rows(((self.advantages_BT != 0) & self.mask_BT).any(1))
+
+
+def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
+    """One row per branch that trains, cut after its last trained token; failed episodes are only counted.
+
+    A scored episode that sampled nothing (a limit came first) has no row, but its reward counts in its group.
+    Without a single trained token the batch has no rows and `n_tokens` is 0.
+
+    Raises:
+        UserError: an episode's policy spoke but left no tokens, or a row starts with a sampled token.
+    """
+    scored: list[tuple[int, Episode]] = []
+    for group_index, group in enumerate(groups):
+        scored += [(group_index, episode) for episode in group.episodes if episode.end.ending is not Ending.FAILED]
+    branches: list[tuple[int, Trajectory]] = []
+    for index, (_, episode) in enumerate(scored):
+        _refuse_messages(episode)
+        branches += [(index, branch) for branch in episode.trajectories if branch.trained]
+    rows = [branch for _, branch in branches]
+    tokens_E = torch.zeros(len(scored), dtype=torch.int64)
+    episode_B = torch.tensor([index for index, _ in branches], dtype=torch.int64)
+    tokens_E.index_add_(0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64))
+    return TokenBatch(
+        **_padded_rows(rows, pad_id),
+        episode_B=episode_B,
+        group_E=torch.tensor([group_index for group_index, _ in scored], dtype=torch.int64),
+        reward_E=torch.tensor([episode.reward for _, episode in scored], dtype=torch.float64),
+        truncated_E=torch.tensor([episode.truncated for _, episode in scored], dtype=torch.bool),
+        tokens_E=tokens_E,
+        n_tokens=int(tokens_E.sum()),
+        n_episodes=int((tokens_E > 0).sum()),
+        n_failed=sum(len(group.episodes) for group in groups) - len(scored),
+    )
+
+
+def _refuse_messages(episode: Episode) -> None:
+    """Only policies that sample tokens can be trained."""
+    spoke = episode.counts.turns > 0 or any(message.role == "assistant" for message in episode.messages)
+    if spoke and not episode.trajectories:
+        raise UserError(
+            f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks messages and left no "
+            "tokens to train on; sample with a TokenPolicy"
+        )
+
+
+def _padded_rows(rows: Sequence[Trajectory], pad_id: int) -> dict[str, Tensor]:
+    """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter and is cut."""
+    lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
+    attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
+
+    def padded(values: Sequence[Sequence[float]], fill: float, dtype: npt.DTypeLike) -> Tensor:
+        full = np.full(attention.shape, fill, dtype)
+        cut = (row[:length] for row, length in zip(values, lengths, strict=True))
+        full[attention] = np.fromiter(chain.from_iterable(cut), dtype, int(lengths.sum()))
+        return torch.from_numpy(full)
+
+    versions = [tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments)) for row in rows]
+    tensors = {
+        "ids_BT": padded([row.ids for row in rows], pad_id, np.int64),
+        "mask_BT": padded([row.mask for row in rows], 0, np.bool_),
+        "attention_BT": torch.from_numpy(attention),
+        "old_logprobs_BT": padded([row.logprobs for row in rows], 0.0, np.float32),
+        "turn_BT": padded([row.turn_of for row in rows], -1, np.int32),
+        "version_BT": padded(versions, -1, np.int32),
+    }
+    if tensors["mask_BT"][:, :1].any():
+        raise UserError("a row's first token was sampled from nothing; give every prompt at least one token")
+    tensors["advantages_BT"] = torch.where(tensors["mask_BT"], torch.nan, 0.0).float()
+    return tensors

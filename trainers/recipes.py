@@ -1,0 +1,87 @@
+"""Named algorithms: the one place where a string becomes functions. Each row of the table is data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.trainers.advantages import GroupAdvantage, dr_grpo, group_advantages, grpo
+from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.losses import Aggregate, PolicyLoss, clipped_surrogate, episode_mean, episode_sum, token_mean
+
+
+def by_token(per_token_BT: Tensor, batch: TokenBatch, _: int) -> Tensor:
+    """`token_mean` with the batch's denominators."""
+    return token_mean(per_token_BT, batch.mask_BT, batch.n_tokens)
+
+
+def by_episode(per_token_BT: Tensor, batch: TokenBatch, _: int) -> Tensor:
+    """`episode_mean` with the batch's denominators."""
+    return episode_mean(per_token_BT, batch.mask_BT, batch.episode_tokens_B, batch.n_episodes)
+
+
+def by_constant(per_token_BT: Tensor, batch: TokenBatch, norm_tokens: int) -> Tensor:
+    """`episode_sum` with the batch's denominators."""
+    return episode_sum(per_token_BT, batch.mask_BT, batch.n_episodes, norm_tokens)
+
+
+AGGREGATES: dict[str, Aggregate] = {"token": by_token, "episode": by_episode, "constant": by_constant}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An algorithm: how outcomes become advantages, and how advantages become a loss.
+
+    Attributes:
+        group_advantage: rewards of a group -> advantages.
+        loss: policy output and batch -> scalar and metrics.
+        paper: where the algorithm is defined.
+    """
+
+    name: str
+    group_advantage: GroupAdvantage
+    loss: PolicyLoss
+    paper: str
+
+    def advantage(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with its advantages."""
+        return group_advantages(batch, self.group_advantage)
+
+
+_TABLE = (
+    Recipe("grpo", grpo, PolicyLoss(clipped_surrogate, by_episode), "https://arxiv.org/abs/2402.03300"),
+    Recipe("dr_grpo", dr_grpo, PolicyLoss(clipped_surrogate, by_constant), "https://arxiv.org/abs/2503.20783"),
+)
+RECIPES = {row.name: row for row in _TABLE}
+
+
+_SETTINGS = {key: key for key in ("clip_low", "clip_high", "kl_coef", "entropy_coef", "norm_tokens", "aggregate")}
+Row = TypeVar("Row")
+
+
+def recipe(name: str, **settings: Any) -> Recipe:
+    """The named recipe, with settings of its loss replaced: `recipe("grpo", clip_high=0.28, aggregate="token")`.
+
+    The KL coefficient is 0 in every row, so no reference model is needed unless asked for (GRPO's paper uses 0.04).
+
+    Raises:
+        ConfigError: there is no such recipe or setting (the message names the nearest one), or a value is out of range.
+    """
+    found = _named(name, RECIPES, "recipe")
+    changes: dict[str, Any] = {}
+    for key, value in settings.items():
+        _named(key, _SETTINGS, f"setting of recipe {name}")
+        changes[key] = _named(value, AGGREGATES, "aggregate") if key == "aggregate" else value
+    return replace(found, loss=replace(found.loss, **changes))
+
+
+def _named(name: str, table: dict[str, Row], what: str) -> Row:
+    """The entry of that name."""
+    if name in table:
+        return table[name]
+    near = get_close_matches(str(name), table, n=1, cutoff=0.0)
+    raise ConfigError(f"there is no {what} {name!r}; did you mean {near[0]!r}? (known: {', '.join(table)})")
