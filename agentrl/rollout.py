@@ -198,8 +198,15 @@ class Rollouts:
         self._room = asyncio.Semaphore(concurrency)
 
     def dispatch(self, tasks: Iterable[Task], step: int) -> None:
-        """Start playing one group per task and return at once."""
-        self._thread.submit(self._play_all(list(tasks), step))
+        """Start playing one group per task and return at once.
+
+        Raises:
+            ValueError: two tasks share an id, so their episodes would share a key.
+        """
+        due = list(tasks)
+        if len({task.id for task in due}) != len(due):
+            raise ValueError("the tasks of one step must have different ids")
+        self._thread.submit(self._play_all(due, step))
 
     def next(self) -> Group:
         """Wait for the next finished group, whatever its task.
@@ -235,6 +242,8 @@ class Rollouts:
             else:
                 await asyncio.gather(*(self._play_group(task, step) for task in tasks))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
             await self._finished.put(error)
 
     async def _play_group(self, task: Task, step: int) -> None:

@@ -1,0 +1,56 @@
+"""A model folder -> model and tokenizer, with one clear sentence for every way in which the folder can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.chat import Chat
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        ConfigError: there is no such folder, or no tokenizer in it.
+    """
+    folder = _folder(path)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+        raise ConfigError(f"model folder {folder} has no tokenizer: save one there with tokenizer.save_pretrained(...)")
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer
+
+
+def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
+    """Load the causal language model of a folder.
+
+    Raises:
+        ConfigError: there is no such folder, or no model in it.
+    """
+    folder = _folder(path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {folder} has no config.json: save a model there with model.save_pretrained(...)")
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **kwargs)
+    return model
+
+
+def transformers_engine(model: PreTrainedModel, chat: Chat, *, synchronous: bool = False) -> TransformersEngine:
+    """An engine for a model and the chat whose stop tokens end its turns."""
+    pad = chat.tokenizer.pad_token_id
+    return TransformersEngine(model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous)
+
+
+def _folder(path: str | Path) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {folder} does not exist: give the path of a Hugging Face model folder")
+    return folder

@@ -1,0 +1,217 @@
+"""The Gymnasium face of a ToolEnv: text actions, the 5-tuple, and an exception where infrastructure failed.
+
+The async environment runs on one background loop, so this works in a script, a notebook and a running event loop alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+
+from agentrl.aio import LoopThread
+from agentrl.env import Step, ToolEnv
+from agentrl.errors import ConfigError, VerifierError
+from agentrl.parsers import PARSERS
+from agentrl.sandboxes.base import SandboxPool
+from agentrl.types import EndReason, Ending, Message, Score, Task
+from agentrl.verifiers.base import Submission, grade
+
+_MAX_CHARS = 1_000_000
+
+
+class Text(gymnasium.Space[str]):
+    """Any text of at most `max_chars` characters; gymnasium's own Text space knows ASCII letters and digits only.
+
+    Args:
+        max_chars: longest text of the space.
+        examples: texts that `sample` draws from beside random ones, for example valid tool calls.
+    """
+
+    _ALPHABET = "abcdefghijklmnopqrstuvwxyz ABC 0123456789 \n.,:;()[]{}<>=+-*/'\"äßλ→漢😀"
+
+    def __init__(self, max_chars: int = _MAX_CHARS, examples: Iterable[str] = (), seed: int | None = None) -> None:
+        self.max_chars = max_chars
+        self.examples = tuple(examples)
+        super().__init__((), np.str_, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Texts have no fixed length, so they do not flatten to an array."""
+        return False
+
+    def sample(self, mask: None = None, probability: None = None) -> str:
+        """An example half of the time (if there are any), else up to 40 random characters."""
+        if self.examples and self.np_random.random() < 0.5:
+            return self.examples[int(self.np_random.integers(len(self.examples)))]
+        picks = self.np_random.integers(len(self._ALPHABET), size=int(self.np_random.integers(1, 41)))
+        return "".join(self._ALPHABET[int(pick)] for pick in picks)[: self.max_chars]
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a text of the space."""
+        return isinstance(x, str) and len(x) <= self.max_chars
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Text) and (self.max_chars, self.examples) == (other.max_chars, other.examples)
+
+    def __repr__(self) -> str:
+        return f"Text(max_chars={self.max_chars})"
+
+
+@functools.cache
+def _loop() -> LoopThread:
+    """The one loop on which all GymEnvs of this process run."""
+    return LoopThread("agentrl-gym")
+
+
+class GymEnv(gymnasium.Env[str, str]):
+    """A ToolEnv as `gymnasium.Env`.
+
+    `reset(options={"task": Task})` plays that task, `{"task_id": id}` looks one up among the first 10,000 of the split,
+    `{"split": "test"}` chooses the split (default "train"); otherwise the seed chooses the task. The reward is the verifier's, given
+    with the last step; `info` holds messages, tools, task id, and at the end `end_reason`, `score_parts` and `why`.
+
+    Args:
+        make: builds the environment.
+        open_pool: opens sandboxes, once, when the first episode needs one.
+        parser: how text becomes tool calls, a name of `agentrl.parsers.PARSERS`.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+
+    def __init__(
+        self,
+        make: Callable[[], ToolEnv],
+        open_pool: Callable[[], SandboxPool],
+        parser: str = "hermes",
+        render_mode: str | None = None,
+    ) -> None:
+        if parser not in PARSERS:
+            raise ConfigError(f"parser={parser!r} is unknown: choose one of {', '.join(PARSERS)}")
+        self.env = make()
+        self.render_mode = render_mode
+        self.observation_space = Text()
+        self.action_space = Text(examples=_example_calls(self.env))
+        self._parse = PARSERS[parser]
+        self._open_pool = open_pool
+        self._pool: SandboxPool | None = None
+        self._lease = AsyncExitStack()
+        self._task: Task | None = None
+        self._history: list[Message] = []
+        self._closed = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode and return its opening text.
+
+        Raises:
+            ConfigError: an unknown option, or a task id that the split does not have.
+            InfraError: no sandbox could be had.
+        """
+        super().reset(seed=seed)
+        unknown = set(options or {}) - {"task", "task_id", "split"}
+        if unknown:
+            raise ConfigError(f"reset option {sorted(unknown)[0]!r} is unknown: use 'task', 'task_id' or 'split'")
+        task_seed, env_seed = (int(self.np_random.integers(2**31)) for _ in range(2))
+        self._task = self._choose(options or {}, task_seed)
+        self._history = list(_loop().run(self._reset(self._task, env_seed)))
+        return _as_text(self._history), self._info(self._history)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one assistant turn, given as text.
+
+        Raises:
+            InfraError: infrastructure failed; there is no made-up reward.
+        """
+        if self._task is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
+        parsed = self._parse(action)
+        message = Message("assistant", parsed.content, parsed.calls, reasoning=parsed.reasoning)
+        step, score = _loop().run(self._step(message))
+        self._history += [message, *step.messages]
+        info = self._info(step.messages)
+        if step.end is None or score is None:
+            return _as_text(step.messages), 0.0, False, False, info
+        self._task = None
+        info |= {"end_reason": step.end.value, "score_parts": dict(score.parts), "why": score.why}
+        if score.value is None:
+            raise VerifierError(score.why)
+        truncated = step.end.ending is Ending.TRUNCATED
+        return _as_text(step.messages), float(score.value), not truncated, truncated, info
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The conversation so far, when `render_mode="ansi"`."""
+        if self.render_mode != "ansi":
+            return None
+        return "\n".join(f"[{message.role}] {message.content}" for message in self._history)
+
+    def close(self) -> None:
+        """Give the sandboxes back; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        _loop().run(self._close())
+
+    def _choose(self, options: dict[str, Any], seed: int) -> Task:
+        if "task" in options:
+            task: Task = options["task"]
+            return task
+        split = options.get("split", "train")
+        if "task_id" in options:
+            for task in itertools.islice(self.env.tasks(split, 0), 10_000):
+                if task.id == options["task_id"]:
+                    return task
+            raise ConfigError(f"task_id={options['task_id']!r} is not in split {split!r} of {self.env.id}")
+        first = next(iter(self.env.tasks(split, seed)), None)
+        if first is None:
+            raise ConfigError(f"{self.env.id} has no tasks in split {split!r}")
+        return first
+
+    async def _reset(self, task: Task, seed: int) -> tuple[Message, ...]:
+        await self._lease.aclose()
+        if self._pool is None:
+            self._pool = self._open_pool()
+        sandbox = await self._lease.enter_async_context(self._pool.lease("agent")) if self.env.needs_sandbox else None
+        return await self.env.reset(task.view(), seed=seed, sandbox=sandbox)
+
+    async def _step(self, message: Message) -> tuple[Step, Score | None]:
+        assert self._task is not None
+        step = await self.env.step(message)
+        if step.end is None:
+            return step, None
+        return step, await self._finish(self._task, (*self._history, message, *step.messages), step.end)
+
+    async def _finish(self, task: Task, messages: tuple[Message, ...], end: EndReason) -> Score:
+        artifacts = await self.env.collect()
+        await self.env.close()
+        await self._lease.aclose()
+        return await grade(self.env.verifier, Submission(task, messages, end, artifacts, self._pool))
+
+    async def _close(self) -> None:
+        await self.env.close()
+        await self._lease.aclose()
+        if self._pool is not None:
+            await self._pool.close()
+
+    def _info(self, messages: Iterable[Message]) -> dict[str, Any]:
+        return {
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "tools": [spec.schema() for spec in self.env.tools],
+            "task_id": self._task.id if self._task else "",
+        }
+
+
+def _as_text(messages: Iterable[Message]) -> str:
+    return "\n".join(message.content for message in messages)
+
+
+def _example_calls(env: ToolEnv) -> list[str]:
+    """One call without arguments per tool: valid where nothing is required, a known mistake elsewhere."""
+    from agentrl.parsers import FORMATTERS
+    from agentrl.types import ToolCall
+
+    return [FORMATTERS["hermes"]("", (ToolCall(spec.name, {}),)) for spec in env.tools]

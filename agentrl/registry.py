@@ -1,0 +1,132 @@
+"""Environments by id: the shipped ones, and those that other packages offer by entry point.
+
+A package offers environments in its pyproject.toml: `[project.entry-points."agentrl.environments"]` with lines
+`my-env-v0 = "my_package.my_module:MyEnv"`. Nothing is imported before its id is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.gym import GymEnv
+
+GROUP = "agentrl.environments"
+
+_SHIPPED = {
+    "bugfix-v0": "agentrl.envs.bugfix:BugFix",
+    "calc-v0": "agentrl.envs.calc:Calculator",
+    "code-v0": "agentrl.envs.code:Code",
+}
+_registered: dict[str, type[ToolEnv]] = {}
+
+
+def register(cls: type[ToolEnv]) -> type[ToolEnv]:
+    """Make an environment of the running program known by its `id`; usable as a decorator.
+
+    Raises:
+        ConfigError: the class has no id, or another class has it.
+    """
+    if not cls.id:
+        raise ConfigError(f"{cls.__name__}.id is empty: name it, with a version, as in 'my-env-v0'")
+    if cls.id in _SHIPPED or _registered.get(cls.id, cls) is not cls:
+        raise ConfigError(f"environment id {cls.id!r} is taken: choose another id for {cls.__name__}")
+    _registered[cls.id] = cls
+    return cls
+
+
+def environment_ids() -> list[str]:
+    """All known ids, sorted."""
+    return sorted({*_SHIPPED, *_registered, *(point.name for point in entry_points(group=GROUP))})
+
+
+def environment(env_id: str) -> type[ToolEnv]:
+    """The class behind an id; `path/to/file.py:Class` names a class in a file.
+
+    Raises:
+        ConfigError: no such environment; the message offers the nearest id.
+    """
+    if env_id in _registered:
+        return _registered[env_id]
+    if ".py:" in env_id:
+        return _from_file(env_id)
+    targets = {point.name: point.value for point in entry_points(group=GROUP)} | _SHIPPED
+    if env_id not in targets:
+        near = difflib.get_close_matches(env_id, environment_ids(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(environment_ids())}"
+        raise ConfigError(f"environment {env_id!r} is unknown: {hint}")
+    module, _, name = targets[env_id].partition(":")
+    try:
+        cls: type[ToolEnv] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"environment {env_id!r} cannot be loaded from {targets[env_id]!r}: {error}") from error
+    return cls
+
+
+def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
+    """A function that builds fresh instances of an environment with the given settings.
+
+    Raises:
+        ConfigError: unknown environment, or a setting that it does not take.
+    """
+    make = functools.partial(environment(env_id), **settings)
+    try:
+        make()
+    except TypeError as error:
+        raise ConfigError(f"environment {env_id!r} does not take these settings: {error}") from error
+    return make
+
+
+def make(env_id: str, *, sandbox: str = "auto", parser: str = "hermes", **settings: Any) -> GymEnv:
+    """Build the Gymnasium face of an environment.
+
+    Args:
+        env_id: an id of `agentrl list`.
+        sandbox: backend for environments that need one: auto, docker, bubblewrap or process.
+        parser: how the text of an action becomes tool calls.
+        settings: passed to the environment's constructor.
+
+    Raises:
+        ConfigError: unknown environment or setting.
+    """
+    from agentrl.gym import GymEnv
+    from agentrl.sandboxes import open_pool
+
+    render_mode = settings.pop("render_mode", None)
+    return GymEnv(factory(env_id, **settings), lambda: open_pool(sandbox, size=2), parser, render_mode)
+
+
+def register_gymnasium() -> None:
+    """Register every known id with gymnasium, in its namespace `agentrl` (called by gymnasium's plugin loader)."""
+    import gymnasium
+
+    for env_id in environment_ids():
+        gymnasium.register(id=env_id, entry_point="agentrl.registry:make", kwargs={"env_id": env_id}, order_enforce=False)
+
+
+def _from_file(target: str) -> type[ToolEnv]:
+    import importlib.util
+    import sys
+    from pathlib import Path
+
+    file, _, name = target.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"environment file {file!r} does not exist: give path/to/file.py:ClassName")
+    spec = importlib.util.spec_from_file_location(f"agentrl_user_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, ToolEnv)):
+        raise ConfigError(f"{file} has no ToolEnv named {name!r}: check the part after the colon")
+    return cls

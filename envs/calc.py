@@ -1,0 +1,80 @@
+"""calc-v0: work out an arithmetic expression with a calculator that knows one operation at a time."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError
+from agentrl.tools import tool
+from agentrl.types import Limits, Task
+from agentrl.verifiers.text import numeric
+
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+class Calculator(ToolEnv):
+    """Evaluate an expression in plain words or signs; the last number of the final answer counts.
+
+    Args:
+        operations: how many operations an expression has (1 to 4).
+        largest: largest number in an expression.
+    """
+
+    id: ClassVar[str] = "calc-v0"
+    system = "Use the calculator, then answer with the number alone."
+    verifier = numeric()
+    limits = Limits(turns=8, tool_calls=8, wall_s=30)
+
+    def __init__(self, operations: int = 2, largest: int = 99) -> None:
+        if not 1 <= operations <= 4:
+            raise ConfigError(f"calc-v0: operations={operations} must be from 1 to 4")
+        self.operations = operations
+        self.largest = largest
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        """Endless expressions; a split is a residue of the expression's text, so splits share none."""
+        if split not in ("train", "test"):
+            raise ConfigError(f"calc-v0: split={split!r} must be 'train' or 'test'")
+        rng = random.Random(f"{split}-{seed}")
+        seen: set[str] = set()
+        while True:
+            text, steps, value = self._expression(rng)
+            if text in seen or (sum(text.encode()) % 5 == 0) != (split == "test"):
+                continue
+            seen.add(text)
+            yield Task(
+                id="calc-" + text.replace(" ", ""),
+                instruction=f"What is {text}?",
+                hidden={"answer": value},
+                oracle={"calls": steps, "answer": str(value)},
+            )
+
+    @tool
+    def calculate(self, left: int, operation: Literal["+", "-", "*"], right: int) -> str:
+        """Apply one operation to two whole numbers.
+
+        Args:
+            left: the number before the sign.
+            operation: the sign.
+            right: the number after the sign.
+        """
+        if max(abs(left), abs(right)) > 10**30:
+            raise ValueError("numbers may have at most 30 digits")
+        return str(_OPERATIONS[operation](left, right))
+
+    def _expression(self, rng: random.Random) -> tuple[str, list[dict[str, object]], int]:
+        """Text, calculator calls and value of a random expression, worked from left to right in brackets."""
+        value = rng.randint(1, self.largest)
+        text = str(value)
+        calls: list[dict[str, object]] = []
+        for index in range(self.operations):
+            sign, right = rng.choice(sorted(_OPERATIONS)), rng.randint(1, self.largest)
+            arguments = {"left": value, "operation": sign, "right": right}
+            calls.append({"name": "calculate", "arguments": arguments})
+            text = f"{text} {sign} {right}" if index == 0 else f"({text}) {sign} {right}"
+            value = _OPERATIONS[sign](value, right)
+        return text, calls, value

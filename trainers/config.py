@@ -1,0 +1,125 @@
+"""The settings of a training run: few, flat, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl.errors import ConfigError
+
+
+class TrainConfig(BaseModel):
+    """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    env: str
+    """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
+    env_settings: dict[str, Any] = {}
+    """Arguments of the environment's constructor."""
+    model: str
+    """Hugging Face folder with model, tokenizer and chat template."""
+    seed: int = 0
+    """Every other seed is derived from it."""
+    steps: int = Field(100, ge=1)
+    """Optimizer rounds; each samples, scores and trains once."""
+    tasks_per_step: int = Field(32, ge=1)
+    """Tasks of one round."""
+    group_size: int = Field(8, ge=1)
+    """G, episodes per task."""
+    sandbox: Literal["auto", "docker", "bubblewrap", "process"] = "auto"
+    """Where tools and hidden tests run."""
+    deterministic: bool = False
+    """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit for bit."""
+    eval_every: int = Field(0, ge=0)
+    """Rounds between evaluations on held-out tasks; 0: never."""
+    eval_tasks: int = Field(256, ge=1)
+    """Held-out tasks of one evaluation, one sample each."""
+    save_every: int = Field(10, ge=1)
+    """Rounds between checkpoints."""
+    keep_last: int = Field(2, ge=1)
+    """Checkpoints that are kept."""
+
+    recipe: str = "grpo"
+    """Algorithm, a name of `agentrl.trainers.recipes`."""
+    loss: dict[str, Any] = {}
+    """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Rounds over which the learning rate rises from zero; afterwards it is constant."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps per round."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the sampler, and of the scorer: they cannot differ."""
+    micro_tokens: int = Field(16384, ge=1)
+    """Padded tokens per forward pass; changes memory and speed, never the gradient."""
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a TOML file, apply `key=value` overrides, and check all of it.
+
+    Raises:
+        ConfigError: one sentence with the file, the field and the fix.
+    """
+    file = Path(path)
+    try:
+        row = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"config {file} does not exist: give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {file} is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply(row, override)
+    return check_config(row, str(file))
+
+
+def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
+    """Build the settings from plain values.
+
+    Raises:
+        ConfigError: one sentence with the field and the fix.
+    """
+    unknown = sorted(set(row) - set(TrainConfig.model_fields))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], TrainConfig.model_fields, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(TrainConfig.model_fields)}"
+        raise ConfigError(f"{where}: setting {unknown[0]!r} is unknown: {hint}")
+    try:
+        config = TrainConfig.model_validate(row)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(str(step) for step in problem["loc"])
+        if problem["type"] == "missing":
+            raise ConfigError(f"{where}: setting {field!r} is missing: add a line '{field} = …'") from None
+        raise ConfigError(f"{where}: {field}={problem['input']!r}: {problem['msg'].lower()}") from None
+    if config.group_size == 1:
+        raise ConfigError(f"{where}: group_size=1 gives every episode advantage 0: use at least 2")
+    return config
+
+
+def write_config(config: TrainConfig, path: Path) -> None:
+    """Write the resolved settings as TOML."""
+    path.write_text(tomli_w.dumps(config.model_dump(mode="json")))
+
+
+def _apply(row: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {override!r}: write it as key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    for step in path:
+        row = row.setdefault(step, {})
+        if not isinstance(row, dict):
+            raise ConfigError(f"--set {override!r}: {step!r} is no table")
+    row[last] = value
