@@ -1,0 +1,321 @@
+"""Losses against golden numbers and exact gradients; scoring against the model's full logits."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from trainer_cases import Golden, TwoSteps, batch_of, branch, episode, group, logprobs_for, tiny_model
+
+from agentrl.errors import ConfigError
+from agentrl.trainers.batch import pack
+from agentrl.trainers.losses import (
+    PolicyLoss,
+    add_metrics,
+    clipped_surrogate,
+    episode_mean,
+    episode_sum,
+    importance_ratio,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    kl_k3_unbiased,
+    policy_metrics,
+    token_mean,
+)
+from agentrl.trainers.recipes import RECIPES, by_episode, by_token, recipe
+from agentrl.trainers.scoring import PolicyOutput, frozen_logprobs, token_logprobs
+from agentrl.trajectory import Group
+
+
+def four_aggregations(per_token_BT):
+    """Token mean; mean of row means; mean of row sums; the same over a constant length of 4."""
+    mask, per_row = Golden.mask, Golden.mask.sum(1)
+    return [
+        float(token_mean(per_token_BT, mask, 5)),
+        float(episode_mean(per_token_BT, mask, per_row, 2)),
+        float(episode_sum(per_token_BT, mask, 2, 1)),
+        float(episode_sum(per_token_BT, mask, 2, 4)),
+    ]
+
+
+def test_golden_ratio():
+    expected = [[1.221403, 1, 0.606531, 1.221403], [0.740818, 1.491825, 1, 0.606531]]
+    assert importance_ratio(Golden.logprobs, Golden.old).tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("clip_high", "expected"),
+    [(0.2, [-0.450818, -0.280189, -1.127044, -0.281761]), (0.28, [-0.459379, -0.287323, -1.148447, -0.287112])],
+)
+def test_golden_surrogate(clip_high, expected):
+    per_token_BT = clipped_surrogate(Golden.logprobs, Golden.old, Golden.advantages, 0.2, clip_high)
+    assert four_aggregations(per_token_BT) == pytest.approx(expected, abs=1e-6)
+
+
+def test_golden_kl():
+    found = [
+        kl_k1(Golden.logprobs, Golden.ref),
+        kl_k2(Golden.logprobs, Golden.ref),
+        kl_k3(Golden.logprobs, Golden.ref),
+        kl_k3_unbiased(Golden.logprobs, Golden.old, Golden.ref),
+    ]
+    assert [float(token_mean(kl, Golden.mask, 5)) for kl in found] == pytest.approx(
+        [0.06, 0.023, 0.021314, 0.023579], abs=1e-6
+    )
+
+
+def test_published_vectors(data_dir):
+    rows = {r["name"]: r for r in json.loads((data_dir / "numeric" / "vectors_shared.json").read_text())}
+    inputs, expected = rows["kl_estimators"]["inputs"], rows["kl_estimators"]["expected"]
+    logprobs, ref = torch.tensor(inputs["logprobs"]), torch.tensor(inputs["ref_logprobs"])
+    for name, estimator in {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}.items():
+        assert estimator(logprobs, ref).tolist() == pytest.approx(expected[name], rel=1e-3)
+    inputs, expected = rows["ppo_dual_clip"]["inputs"], rows["ppo_dual_clip"]["expected"]
+    ratios, advantages = torch.tensor(inputs["ratios"]), torch.tensor(inputs["advantages"])
+    losses = clipped_surrogate(ratios.log(), torch.zeros(3), advantages, inputs["eps_low"], inputs["eps_high"])
+    assert [losses[0], losses[2]] == pytest.approx([expected["losses"][0], expected["losses"][2]], abs=1e-6)
+    assert losses[1] == pytest.approx(4.0), "no dual clip: a bad action that became likelier keeps its full loss"
+    inputs, expected = rows["masked_mean_1d"]["inputs"], rows["masked_mean_1d"]["expected"]
+    mean = token_mean(torch.tensor([inputs["x"]]).double(), torch.tensor([inputs["mask"]]), sum(inputs["mask"]))
+    assert float(mean) == pytest.approx(expected["mean"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parity_with_trl_formulas(seed):
+    """The per-token loss and the three aggregations that TRL 1.16 calls grpo, dapo and dr_grpo, in plain numpy."""
+    rng = np.random.default_rng(seed)
+    new, old = -rng.exponential(1, (6, 9)), -rng.exponential(1, (6, 9))
+    advantage, mask = rng.normal(size=(6, 1)), (np.arange(9) < rng.integers(1, 10, (6, 1))).astype(float)
+    ratio = np.exp(new - old)
+    theirs = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
+    ours = clipped_surrogate(torch.tensor(new), torch.tensor(old), torch.tensor(advantage), 0.2, 0.28)
+    mask_BT = torch.tensor(mask)
+    assert float(episode_mean(ours, mask_BT, mask_BT.sum(1), 6)) == pytest.approx(
+        ((theirs * mask).sum(1) / mask.sum(1)).mean()
+    )
+    assert float(token_mean(ours, mask_BT, int(mask.sum()))) == pytest.approx((theirs * mask).sum() / mask.sum())
+    assert float(episode_sum(ours, mask_BT, 6, 9)) == pytest.approx((theirs * mask).sum() / (6 * 9))
+
+
+def test_surrogate_gradient_is_the_policy_gradient_at_ratio_one_and_zero_where_clipped():
+    logprobs = torch.log(torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])).requires_grad_()
+    advantages = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
+    clipped_surrogate(logprobs, torch.zeros(5), advantages, 0.2, 0.2).sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([-2.0, 0.0, -0.5, 1.5, 0.0])
+
+
+def test_kl_gradient_on_two_steps():
+    """The estimator's expected gradient is that of the KL at each visited state, summed over the states visited."""
+    policy = TwoSteps(seed=1)
+    ref = TwoSteps(seed=2)
+    logprobs_K2, ref_K2 = policy.logprobs_K2(), ref.logprobs_K2().detach()
+    old_K2 = logprobs_K2.detach()
+    estimate = (kl_k3_unbiased(logprobs_K2, old_K2, ref_K2).sum(1) * old_K2.sum(1).exp()).sum()
+    found = torch.autograd.grad(estimate, policy.theta)[0]
+    first, first_ref = policy.theta[:5].log_softmax(0), ref.theta[:5].log_softmax(0).detach()
+    second, second_ref = policy.theta[5:].view(5, 5).log_softmax(1), ref.theta[5:].view(5, 5).log_softmax(1).detach()
+    kl_S = (second.exp() * (second - second_ref)).sum(1)
+    exact = (first.exp() * (first - first_ref)).sum() + (first.detach().exp() * kl_S).sum()
+    assert float(estimate.detach()) == pytest.approx(float(exact.detach()))
+    assert (found - torch.autograd.grad(exact, policy.theta)[0]).abs().max() < 1e-8
+
+
+def test_metrics_are_what_they_say_and_add_up():
+    output = PolicyOutput(Golden.logprobs, torch.full((2, 4), 0.7), Golden.ref)
+    batch = Golden.batch()
+    metrics = policy_metrics(output, batch, 0.2, 0.2)
+    assert metrics["clip_high"] == pytest.approx(2 / 5)
+    assert metrics["clip_low"] == pytest.approx(1 / 5)
+    assert metrics["ratio_le_0.8"] == pytest.approx(1 / 5)
+    assert metrics["ratio_le_1.25"] == pytest.approx(4 / 5)
+    assert metrics["ratio_max"] == pytest.approx(1.491825, abs=1e-6)
+    assert metrics["entropy"] == pytest.approx(0.7)
+    assert metrics["ref_kl"] == pytest.approx(0.021314, abs=1e-6)
+    log_ratio = np.array([0.2, 0.0, 0.2, -0.3, 0.4])
+    assert metrics["approx_kl"] == pytest.approx((np.exp(log_ratio) - log_ratio - 1).mean())
+    assert metrics["logprob_gap"] == pytest.approx(np.abs(log_ratio).mean())
+    rows = [
+        policy_metrics(
+            PolicyOutput(*(x[[i]] for x in (Golden.logprobs, output.entropy_BT, Golden.ref))),
+            batch.rows(torch.tensor([i])),
+            0.2,
+            0.2,
+        )
+        for i in range(2)
+    ]
+    assert add_metrics(rows) == pytest.approx(metrics)
+
+
+def test_kl_and_entropy_terms_enter_with_their_coefficients_and_say_what_they_lack():
+    output = PolicyOutput(Golden.logprobs, torch.full((2, 4), 0.7), Golden.ref)
+    plain, _ = PolicyLoss(clipped_surrogate, by_token)(output, Golden.batch())
+    full, metrics = PolicyLoss(clipped_surrogate, by_token, kl_coef=0.5, entropy_coef=0.1)(output, Golden.batch())
+    assert float(full - plain) == pytest.approx(0.5 * 0.023579 - 0.1 * 0.7, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(
+        metrics["loss_policy"] + metrics["loss_kl"] + metrics["loss_entropy"], abs=1e-9
+    )
+    with pytest.raises(ValueError, match="kl_coef is not 0 but the policy output has no ref_logprobs_BT"):
+        PolicyLoss(clipped_surrogate, by_token, kl_coef=0.5)(PolicyOutput(Golden.logprobs), Golden.batch())
+
+
+def test_informative_rows_have_the_gradient_of_all_rows():
+    batch = replace(batch_of(group(1.0, 0.0, 0.5)), episode_B=torch.arange(3))
+    batch.advantages_BT[1] = 0.0
+    logprobs_BT = logprobs_for(batch)
+    loss = PolicyLoss(clipped_surrogate, by_episode)
+    whole = torch.autograd.grad(loss(PolicyOutput(logprobs_BT), batch)[0], logprobs_BT)[0]
+    few = batch.informative()
+    part = torch.autograd.grad(loss(PolicyOutput(logprobs_BT[[0, 2], : few.ids_BT.shape[1]]), few)[0], logprobs_BT)[0]
+    assert torch.equal(whole, part)
+
+
+def test_recipes_are_looked_up_by_name_and_take_settings():
+    assert set(RECIPES) >= {"grpo", "dr_grpo"}
+    changed = recipe("grpo", clip_high=0.28, aggregate="token", kl_coef=0.04)
+    assert (changed.loss.clip_low, changed.loss.clip_high, changed.loss.kl_coef) == (0.2, 0.28, 0.04)
+    assert changed.loss.aggregate is by_token
+    assert RECIPES["grpo"].loss.clip_high == 0.2
+    batch = recipe("dr_grpo").advantage(pack([group(1.0, 0.0)], 0))
+    loss, metrics = recipe("dr_grpo", norm_tokens=10).loss(PolicyOutput(batch.old_logprobs_BT), batch)
+    tokens = batch.tokens_E.tolist()
+    assert float(loss) == pytest.approx(-0.5 * (tokens[0] - tokens[1]) / (2 * 10))
+    assert metrics["logprob_gap"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("gpro", {}, "did you mean 'grpo'"),
+        ("grpo", {"clip_hihg": 0.3}, "did you mean 'clip_high'"),
+        ("grpo", {"aggregate": "tokens"}, "did you mean 'token'"),
+        ("grpo", {"kl_coef": -1.0}, "kl_coef=-1.0"),
+        ("grpo", {"clip_low": math.nan}, "clip_low=nan"),
+        ("dr_grpo", {"norm_tokens": 0}, "norm_tokens=0"),
+    ],
+)
+def test_recipe_errors_name_the_fix(name, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        recipe(name, **settings)
+
+
+def multi_turn_batch():
+    """Rows of unequal length with observations inside, one of them a fork."""
+    trunk = branch(4, (3, 5), (2, 4), (6, 0), first_id=5)
+    fork = trunk.fork(3).extend(*branch(1, (4, 0), first_id=60).segments[1:])
+    others = [branch(2, (1, 0), first_id=30), branch(3, (2, 9), (1, 2), first_id=40)]
+    return pack([Group((episode(trunk, fork), *(episode(b, sample=i + 1) for i, b in enumerate(others))))], 0)
+
+
+def full_logits_reference(model, batch, temperature):
+    """Every row alone, without padding, with explicit position ids, through the model's own full logits."""
+    logprobs_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64)
+    entropy_BT = torch.zeros_like(logprobs_BT)
+    for row, length in enumerate(batch.lengths_B.tolist()):
+        ids = batch.ids_BT[row : row + 1, :length]
+        logits = model(input_ids=ids, position_ids=torch.arange(length)[None]).logits[0].double() / temperature
+        logp_TV = logits.log_softmax(-1)
+        for t in range(1, length):
+            if batch.mask_BT[row, t]:
+                logprobs_BT[row, t] = logp_TV[t - 1, ids[0, t]]
+                entropy_BT[row, t] = -(logp_TV[t - 1].exp() * logp_TV[t - 1]).sum()
+    return logprobs_BT, entropy_BT
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("chunk", [3, 1000])
+def test_scoring_equals_full_logits(temperature, dtype, tolerance, chunk):
+    model, batch = tiny_model(dtype), multi_turn_batch()
+    output = token_logprobs(model, batch, temperature, chunk)
+    expected, entropy = full_logits_reference(model, batch, temperature)
+    assert output.logprobs_BT.dtype == dtype
+    assert (output.logprobs_BT - expected).abs().max() < tolerance
+    assert (output.entropy_BT - entropy).abs().max() < tolerance
+    assert not output.entropy_BT.requires_grad
+
+
+def test_scoring_in_chunks_has_the_gradient_of_full_logits():
+    model, batch = tiny_model(torch.float64), multi_turn_batch()
+    weights_BT = torch.randn(batch.mask_BT.shape, dtype=torch.float64)
+    gradients = []
+    for chunk in (1000, 3):
+        output = token_logprobs(model, batch, 0.8, chunk, "gradient")
+        ((output.logprobs_BT + 0.3 * output.entropy_BT) * weights_BT).sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+    logprobs_BT, entropy_BT = full_logits_reference(model, batch, 0.8)
+    ((logprobs_BT + 0.3 * entropy_BT) * weights_BT).sum().backward()
+    for found in gradients:
+        for ours, parameter in zip(found, model.parameters(), strict=True):
+            assert torch.allclose(ours, parameter.grad, rtol=1e-9, atol=1e-11)
+
+
+def test_what_follows_padding_or_stands_in_it_changes_nothing():
+    model, batch = tiny_model(torch.float64), multi_turn_batch()
+    noisy = replace(batch, ids_BT=torch.where(batch.attention_BT, batch.ids_BT, 77))
+    assert torch.equal(frozen_logprobs(model, batch), frozen_logprobs(model, noisy))
+
+
+def test_micro_batches_score_as_the_whole():
+    model, batch = tiny_model(torch.float64), multi_turn_batch()
+    whole = frozen_logprobs(model, batch)
+    for part in batch.split(30):
+        found = frozen_logprobs(model, part)
+        assert not found.requires_grad
+        for row, ids in enumerate(part.ids_BT):
+            length = int(part.lengths_B[row])
+            source = next(
+                i
+                for i in range(len(batch))
+                if batch.ids_BT[i, :length].equal(ids[:length]) and batch.lengths_B[i] == length
+            )
+            assert torch.allclose(found[row, :length], whole[source, :length], atol=1e-12)
+
+
+def test_models_that_change_their_logits_after_the_head_are_scored_by_their_own_logits():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        initializer_range=0.5,
+        final_logit_softcapping=2.0,
+        attn_implementation="eager",
+    )
+    model, batch = Gemma2ForCausalLM(config).double().eval(), multi_turn_batch()
+    output = token_logprobs(model, batch, 1.0, 3)
+    expected, _ = full_logits_reference(model, batch, 1.0)
+    assert (output.logprobs_BT - expected).abs().max() < 1e-6, "attention in float32 is all that differs"
+
+
+def test_a_bare_module_with_logits_is_enough():
+    class Bigram(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(97, 97)
+
+        def forward(self, input_ids, position_ids=None, use_cache=False):
+            from types import SimpleNamespace
+
+            return SimpleNamespace(logits=self.table(input_ids))
+
+    model, batch = Bigram(), multi_turn_batch()
+    expected, _ = full_logits_reference(model, batch, 1.0)
+    assert (token_logprobs(model, batch).logprobs_BT - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("temperature", "chunk"), [(0.0, 8), (-1.0, 8), (math.nan, 8), (1.0, 0)])
+def test_scoring_refuses_senseless_settings(temperature, chunk):
+    with pytest.raises(ValueError, match="must be positive"):
+        token_logprobs(tiny_model(), multi_turn_batch(), temperature, chunk)

@@ -1,0 +1,572 @@
+"""The silent bugs of reinforcement learning, each kept as a mutant that its check must flag.
+
+A check takes the function to judge and raises AssertionError where a defect shows. The same check passes the real
+function and must fail every mutant beside it, so no check can rot into one that cannot fail.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from trainer_cases import PAD, TwoSteps, batch_of, branch, episode, group, logprobs_for, tiny_model
+
+from agentrl.trainers.advantages import dr_grpo, gae, group_advantages, grpo, rloo
+from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.losses import (
+    PolicyLoss,
+    clipped_surrogate,
+    importance_ratio,
+    keep,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    kl_k3_unbiased,
+)
+from agentrl.trainers.recipes import by_constant, by_episode, by_token
+from agentrl.trainers.scoring import PolicyOutput, token_logprobs
+from agentrl.trajectory import Group, Segment, Trajectory
+from agentrl.types import EndReason
+
+quick = settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+# --- 1 and 11: what was sampled is what trains -----------------------------------------------------------------------
+
+STOP = 9
+SPLIT = (21, 22)  # "he" + "llo", which a tokenizer would never write
+WHOLE = 23  # "hello", which it would
+
+
+def check_ids_survive(pack_fn):
+    """Bug 1. A non-canonical split stays as it was sampled, and ids, mask and log-probabilities stay aligned."""
+    said = Trajectory(
+        (
+            Segment.prompt((5, 6)),
+            Segment.sampled((*SPLIT, STOP), (-0.1, -0.2, -0.3), 0, "stop"),
+            Segment.observation((7, 8)),
+            Segment.sampled((*SPLIT, *SPLIT), (-0.4, -0.5, -0.6, -0.7), 0, "stop"),
+        )
+    )
+    batch = pack_fn([Group((episode(said),))], PAD)
+    assert batch.ids_BT[0].tolist() == list(said.ids)
+    assert batch.mask_BT[0].tolist() == [bool(m) for m in said.mask]
+    assert batch.old_logprobs_BT[0].tolist() == pytest.approx(said.logprobs)
+
+
+def check_stop_token_trains(pack_fn):
+    """Bug 11. The sampled stop token has mask 1 although padding is the same id."""
+    short, long = branch(2, (1, 0), first_id=30), branch(2, (6, 0), first_id=40)
+    stopped = short.extend(Segment.sampled((STOP,), (-0.2,), 0, "stop"))
+    batch = pack_fn([Group((episode(stopped), episode(long, sample=1)))], STOP)
+    assert batch.ids_BT[0, 3] == STOP
+    assert batch.mask_BT[0].tolist() == [False, False, True, True] + [False] * 4
+
+
+def check_truncation_is_an_ending(pack_fn):
+    """Bug 11. Whether an episode was truncated is read off its ending, never off the width of its row."""
+    ends = (EndReason.SUBMITTED, EndReason.MAX_TURNS, EndReason.ANSWERED)
+    episodes = [episode(branch(2, (3 - i, 0)), sample=i, end=end) for i, end in enumerate(ends)]
+    assert pack_fn([Group(tuple(episodes))], PAD).truncated_E.tolist() == [False, True, False]
+
+
+def pack_retokenised(groups, pad_id):
+    def canonical(segment):
+        if segment.ids[:2] != SPLIT or not segment.logprobs:
+            return segment
+        return Segment.sampled((WHOLE, *segment.ids[2:]), segment.logprobs[1:], segment.version, segment.finish)
+
+    def again(one):
+        branches = tuple(replace(b, segments=tuple(map(canonical, b.segments))) for b in one.trajectories)
+        return replace(one, trajectories=branches)
+
+    return pack([Group(tuple(again(one) for one in g.episodes)) for g in groups], pad_id)
+
+
+def pack_old_logprobs_shifted(groups, pad_id):
+    batch = pack(groups, pad_id)
+    return replace(batch, old_logprobs_BT=batch.old_logprobs_BT.roll(-1, 1))
+
+
+def pack_mask_by_value(groups, pad_id):
+    batch = pack(groups, pad_id)
+    return replace(batch, mask_BT=batch.mask_BT & (batch.ids_BT != pad_id))
+
+
+def pack_truncation_by_width(groups, pad_id):
+    batch = pack(groups, pad_id)
+    return replace(batch, truncated_E=batch.lengths_B == batch.ids_BT.shape[1])
+
+
+# --- 12: a failure is no number --------------------------------------------------------------------------------------
+
+
+def check_failures_leave_no_trace(pack_fn):
+    """Bug 12. A failed episode changes nothing but the count of failures."""
+    with_failure, without = group(1.0, None, 0.0, 1.0), group(1.0, 0.0, 0.0, 1.0)
+    without = Group(tuple(without.episodes[i] for i in (0, 2, 3)))
+    found = group_advantages(pack_fn([with_failure], PAD), grpo)
+    expected = group_advantages(pack([without], PAD), grpo)
+    assert found.reward_E.tolist() == expected.reward_E.tolist()
+    assert torch.equal(found.advantages_BT, expected.advantages_BT)
+    assert (found.n_failed, found.n_tokens, found.n_episodes) == (1, expected.n_tokens, expected.n_episodes)
+
+
+def check_none_is_no_reward(advantage):
+    """Bug 12. A reward of None enters no statistic, and its advantage is None."""
+
+    @quick
+    @given(st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0, -2.0])), max_size=8))
+    def scored_ones_do_not_notice(rewards):
+        found = advantage(rewards)
+        assert [value is None for value in found] == [reward is None for reward in rewards]
+        expected = advantage([reward for reward in rewards if reward is not None])
+        assert tuple(value for value in found if value is not None) == expected
+
+    scored_ones_do_not_notice()
+
+
+def check_no_signal_no_advantage(advantage):
+    """A group of one, or of equal rewards, says nothing about which action was better."""
+    for rewards in ([1.0], [0.7], [0.1] * 3, [0.1] * 10, [0.3] * 7):
+        assert advantage(rewards) == (0.0,) * len(rewards)
+
+
+def pack_failures_as_zero(groups, pad_id):
+    def scored(one):
+        return one if one.reward is not None else episode(*one.trajectories, reward=0.0, sample=one.key.sample)
+
+    return pack([Group(tuple(scored(one) for one in g.episodes)) for g in groups], pad_id)
+
+
+def grpo_none_is_zero(rewards):
+    return grpo([0.0 if reward is None else reward for reward in rewards])
+
+
+def grpo_none_gets_zero_advantage(rewards):
+    return tuple(0.0 if value is None else value for value in grpo(rewards))
+
+
+def grpo_single_gets_raw_reward(rewards):
+    return tuple(rewards) if len(rewards) == 1 else grpo(rewards)
+
+
+def grpo_divides_rounding_errors(rewards):
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1))
+    return tuple((reward - mean) / (std + 1e-20) for reward in rewards)
+
+
+# --- unbiased: exact enumeration -------------------------------------------------------------------------------------
+
+
+def check_gradient_is_unbiased(advantage):
+    """Over every pair of 25 trajectories, the expected estimate is the gradient of the expected reward."""
+    policy = TwoSteps(seed=3)
+    batch, logprobs_BT, probability_B = policy.groups(2)
+    batch = group_advantages(batch, advantage)
+    per_token_BT = clipped_surrogate(logprobs_BT, batch.old_logprobs_BT, batch.advantages_BT, math.inf, math.inf)
+    expected = (keep(per_token_BT, batch.mask_BT).sum(1) / 2 * probability_B).sum()
+    found = -torch.autograd.grad(expected, policy.theta)[0]
+    assert (found - policy.exact_gradient()).abs().max() < 1e-8
+
+
+def baseline_is_the_best_of_the_group(rewards):
+    return tuple(reward - max(rewards) for reward in rewards)
+
+
+# --- 2 and 3: credit is for what was sampled -------------------------------------------------------------------------
+
+
+def check_gae_skips_observations(gae_fn):
+    """Bug 2. Inserting k masked tokens anywhere changes no advantage, whatever γ, λ and the values there are."""
+    steps = st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.integers(0, 3)), min_size=1, max_size=6)
+
+    @quick
+    @given(steps, st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.0, 5.0, math.nan]))
+    def invariant(steps, gamma, lam, garbage):
+        rewards, values, mask = [], [], []
+        for reward, value, observed in steps:
+            rewards += [reward] + [0.0] * observed
+            values += [value] + [garbage] * observed
+            mask += [True] + [False] * observed
+        plain = gae_fn(
+            *(torch.tensor(x).double() for x in zip(*[s[:2] for s in steps], strict=True)),
+            torch.ones(len(steps)).bool(),
+            gamma,
+            lam,
+        )
+        long = gae_fn(torch.tensor(rewards).double(), torch.tensor(values).double(), torch.tensor(mask), gamma, lam)
+        assert torch.allclose(long.advantages_T[torch.tensor(mask)], plain.advantages_T, atol=1e-12)
+
+    invariant()
+
+
+def check_gae_keeps_the_last_reward(gae_fn):
+    """Bug 3. A reward behind the last trained token, on an observation or padding, is not lost."""
+    mask = torch.tensor([1, 1, 0, 1, 0, 0]).bool()
+    values = torch.tensor([0.3, 0.4, 0.9, 0.5, 0.9, 0.9]).double()
+    late = gae_fn(torch.eye(6)[5].double(), values, mask, 0.9, 0.95)
+    compact = gae_fn(torch.eye(3)[2].double(), values[mask], torch.ones(3).bool(), 0.9, 0.95)
+    assert torch.allclose(late.advantages_T[mask], compact.advantages_T)
+
+
+def _gae_recursion(rewards_T, values_T, mask_T, gamma, lam, *, skip):
+    last = next_value = 0.0
+    advantages_T = torch.zeros_like(values_T)
+    for t in reversed(range(len(values_T))):
+        if mask_T[t] or not skip:
+            value = float(values_T[t]) if mask_T[t] else 0.0
+            last = float(rewards_T[t]) + gamma * next_value - value + gamma * lam * last
+            next_value, advantages_T[t] = value, last
+    real = gae(torch.zeros_like(rewards_T), values_T, mask_T, gamma, lam)
+    return real._replace(advantages_T=torch.where(mask_T, advantages_T, 0.0))
+
+
+def gae_decays_through_observations(*arguments):
+    return _gae_recursion(*arguments, skip=False)
+
+
+def gae_drops_rewards_at_mask_zero(*arguments):
+    return _gae_recursion(*arguments, skip=True)
+
+
+# --- 4: an episode is an episode, in however many rows ---------------------------------------------------------------
+
+
+def _one_and_two_rows():
+    """The same tokens: an episode with one branch, and the same episode cut into a branch and a fork of it."""
+    turns = ((3, 2), (4, 1), (2, 0))
+    whole = branch(2, *turns)
+    first = Trajectory(whole.segments[:3])
+    fork = first.fork().extend(*whole.segments[3:])
+    others = [episode(branch(2, (2 + i, 0)), reward=r, sample=1 + i) for i, r in enumerate((0.0, 1.0))]
+    return Group((episode(whole), *others)), Group((episode(first, fork), *others))
+
+
+def check_statistics_are_per_episode(broadcast):
+    """Bug 4. Splitting one episode into two rows changes no advantage of any token."""
+    one, two = (broadcast(pack([g], PAD), dr_grpo) for g in _one_and_two_rows())
+    assert len(two) == len(one) + 1
+    for batch in (one, two):
+        for row, owner in enumerate(batch.episode_B.tolist()):
+            found = batch.advantages_BT[row][batch.mask_BT[row]]
+            assert found.tolist() == pytest.approx([(1 / 3, -2 / 3, 1 / 3)[owner]] * len(found))
+
+
+def check_episodes_weigh_the_same_in_two_rows(aggregate):
+    """Bug 4. Splitting one episode into two rows changes no loss."""
+    losses = []
+    for g in _one_and_two_rows():
+        batch = batch_of(g)
+        per_token_BT = batch.ids_BT.double().sin()
+        losses.append(float(aggregate(per_token_BT, batch, 50)))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def statistics_per_row(batch, advantage):
+    values = torch.tensor(advantage(batch.reward_E[batch.episode_B].tolist()))
+    return replace(batch, advantages_BT=torch.where(batch.mask_BT, values[:, None], 0.0))
+
+
+def mean_over_rows(per_token_BT, batch, _):
+    return (keep(per_token_BT, batch.mask_BT).sum(1) / batch.mask_BT.sum(1)).sum() / len(batch)
+
+
+def mean_of_row_means_over_episodes(per_token_BT, batch, _):
+    return (keep(per_token_BT, batch.mask_BT).sum(1) / batch.mask_BT.sum(1)).sum() / batch.n_episodes
+
+
+# --- 5: what stands at mask 0 is nobody's business -------------------------------------------------------------------
+
+
+def check_masked_values_do_not_matter(loss):
+    """Bug 5. 1e6, infinity or NaN at mask 0 changes neither loss nor gradient; a fully masked row contributes 0."""
+    batch = batch_of(group(1.0, 0.0, 0.5))
+    results = []
+    for garbage in (0.0, 1e6, -1e6, math.inf, math.nan):
+        clean = logprobs_for(batch).detach()
+        dirty = torch.where(batch.mask_BT, clean, garbage).requires_grad_()
+        spoilt = replace(
+            batch,
+            old_logprobs_BT=torch.where(batch.mask_BT, batch.old_logprobs_BT, garbage / 2),
+            advantages_BT=torch.where(batch.mask_BT, batch.advantages_BT, garbage),
+        )
+        noise = torch.where(batch.mask_BT, 0.3, garbage)
+        value, metrics = loss(PolicyOutput(dirty, noise, dirty.detach() - 0.1), spoilt)
+        results.append((value.detach(), torch.autograd.grad(value, dirty)[0], metrics))
+    for value, gradient, metrics in results:
+        assert torch.equal(value, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+        assert metrics == results[0][2]
+        assert (gradient[~batch.mask_BT] == 0).all()
+    silent = replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
+    value, _ = loss(PolicyOutput(dirty, noise, dirty.detach()), silent)
+    assert value.item() == 0
+
+
+def check_denominator_counts_what_the_numerator_sums(aggregate):
+    """Bug 5. A constant of 1 at every trained token has mean 1, however many observation tokens there are."""
+    for observed in (0, 5):
+        batch = batch_of(Group((episode(branch(2, (3, observed), (2, 0))),)))
+        assert float(aggregate(torch.ones(batch.mask_BT.shape), batch, 5)) == pytest.approx(1.0)
+
+
+real_loss = PolicyLoss(clipped_surrogate, by_episode, kl_coef=0.1, entropy_coef=0.01)
+
+
+def loss_multiplies_by_mask(output, batch):
+    ratio_BT = importance_ratio(output.logprobs_BT, batch.old_logprobs_BT)
+    return -(ratio_BT * batch.advantages_BT * batch.mask_BT).sum() / batch.n_tokens, {}
+
+
+def loss_selects_after_arithmetic(output, batch):
+    per_token_BT = -(output.logprobs_BT - batch.old_logprobs_BT).exp() * batch.advantages_BT
+    return torch.where(batch.mask_BT, per_token_BT, 0.0).sum() / batch.n_tokens, {}
+
+
+def loss_ignores_the_mask(output, batch):
+    per_token_BT = clipped_surrogate(output.logprobs_BT, batch.old_logprobs_BT, batch.advantages_BT, 0.2, 0.2)
+    return torch.where(batch.attention_BT, per_token_BT, 0.0).sum() / batch.n_tokens, {}
+
+
+def mean_over_all_tokens(per_token_BT, batch, _):
+    return keep(per_token_BT, batch.mask_BT).sum() / batch.attention_BT.sum()
+
+
+# --- 6 and 9: the batch is one batch ---------------------------------------------------------------------------------
+
+
+def check_micro_batches_add_up(loss):
+    """Bug 6. Over any partition into micro-batches, losses, gradients and metrics add up to those of the batch."""
+    turns = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
+
+    @quick
+    @given(st.lists(turns, min_size=2, max_size=7), st.randoms(use_true_random=False))
+    def partition(shapes, random):
+        batch = batch_of(Group(tuple(episode(branch(2, *t), sample=i) for i, t in enumerate(shapes))))
+        logprobs_BT = logprobs_for(batch)
+        ref_BT, entropy_BT = logprobs_BT.detach() - 0.2, logprobs_BT.detach().abs()
+
+        def gradient(rows):
+            part = batch.rows(torch.tensor(rows))
+            cut = [x[rows, : part.ids_BT.shape[1]] for x in (logprobs_BT, entropy_BT, ref_BT)]
+            value, metrics = loss(PolicyOutput(*cut), part)
+            return value.detach(), torch.autograd.grad(value, logprobs_BT)[0], metrics
+
+        order = random.sample(range(len(batch)), len(batch))
+        cuts = sorted(random.sample(range(1, len(batch)), random.randrange(len(batch) - 1) + 1))
+        parts = [gradient(order[a:b]) for a, b in zip([0, *cuts], [*cuts, len(batch)], strict=True)]
+        value, whole, metrics = gradient(list(range(len(batch))))
+        assert float(sum(p[0] for p in parts)) == pytest.approx(float(value), abs=1e-10)
+        assert torch.allclose(sum(p[1] for p in parts), whole, atol=1e-12)
+        for name in metrics.keys() - {"ratio_max"}:
+            assert sum(p[2][name] for p in parts) == pytest.approx(metrics[name], abs=1e-10)
+
+    partition()
+
+
+def check_split_keeps_denominators(split):
+    """Bug 6. The micro-batches that a batch is cut into know the denominators of the whole."""
+    batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
+    parts = list(split(batch, 24))
+    assert len(parts) > 1
+    assert sum(float(by_token(torch.ones(p.mask_BT.shape), p, 1)) for p in parts) == pytest.approx(1.0)
+    assert sum(float(by_episode(torch.ones(p.mask_BT.shape), p, 1)) for p in parts) == pytest.approx(1.0)
+
+
+def check_regularisers_have_the_unit_of_the_advantage(loss):
+    """Bug 9. The same batch twice over has the same loss, each term by itself, and the same clipped fraction."""
+    once = batch_of(group(1.0, 0.0, 0.5))
+    both = torch.arange(len(once)).repeat(2)
+    twice = replace(
+        once.rows(both),
+        n_tokens=2 * once.n_tokens,
+        n_episodes=2 * once.n_episodes,
+        tokens_E=once.tokens_E.repeat(2),
+        episode_B=torch.arange(2 * len(once)),
+    )
+    logprobs_BT = logprobs_for(once)
+    metrics = []
+    for batch, rows in ((once, both[: len(once)]), (twice, both)):
+        drawn_BT = logprobs_BT[rows]
+        metrics.append(loss(PolicyOutput(drawn_BT, drawn_BT.detach().abs(), drawn_BT.detach() - 0.3), batch)[1])
+    assert metrics[0]["clip_high"] > 0, "the check needs clipped tokens"
+    assert metrics[1] == pytest.approx(metrics[0], abs=1e-12)
+
+
+def loss_divides_by_its_own_tokens(output, batch):
+    own = replace(batch, n_tokens=int(batch.mask_BT.sum()))
+    return PolicyLoss(clipped_surrogate, by_token)(output, own)
+
+
+def loss_divides_by_its_own_width(output, batch):
+    return PolicyLoss(clipped_surrogate, by_constant, norm_tokens=batch.ids_BT.shape[1])(output, batch)
+
+
+def split_counts_for_itself(batch, micro_tokens):
+    for part in batch.split(micro_tokens):
+        yield replace(part, n_tokens=int(part.mask_BT.sum()), n_episodes=len(part))
+
+
+def loss_sums_its_kl(output, batch):
+    loss, metrics = PolicyLoss(clipped_surrogate, by_token)(output, batch)
+    kl_BT = kl_k3_unbiased(output.logprobs_BT, batch.old_logprobs_BT, output.ref_logprobs_BT)
+    total = keep(kl_BT, batch.mask_BT).sum()
+    return loss + total, metrics | {"loss_kl": float(total.detach())}
+
+
+def loss_clips_in_units_of_the_batch(output, batch):
+    """Advantages were divided by N before the bound on advantage x log-probability was applied."""
+    loss, metrics = PolicyLoss(clipped_surrogate, by_token)(output, batch)
+    with torch.no_grad():
+        moved_BT = keep(batch.advantages_BT / batch.n_tokens * output.logprobs_BT, batch.mask_BT).abs()
+        return loss, metrics | {"clip_high": float((moved_BT > 0.01).sum() / batch.n_tokens)}
+
+
+# --- 7: the scorer scores the distribution that was sampled ----------------------------------------------------------
+
+
+def check_scorer_agrees_with_the_sampler(score):
+    """Bug 7. Tokens drawn step by step from softmax(logits / T) get the log-probability they were drawn with."""
+    model = tiny_model(torch.float64)
+    for temperature in (0.6, 1.0, 1.3):
+        generator = torch.Generator().manual_seed(1)
+        ids, logprobs = [3, 4, 5], []
+        with torch.no_grad():
+            for _ in range(6):
+                logp_V = (model(input_ids=torch.tensor([ids])).logits[0, -1] / temperature).log_softmax(-1)
+                ids.append(int(torch.multinomial(logp_V.exp(), 1, generator=generator)))
+                logprobs.append(float(logp_V[ids[-1]]))
+        drawn = Trajectory((Segment.prompt(ids[:3]), Segment.sampled(ids[3:], logprobs, 0, "length")))
+        batch = pack([Group((episode(drawn), episode(branch(2, (8, 0)), sample=1)))], PAD)
+        found = score(model, batch, temperature).logprobs_BT.detach()[0, 3:9]
+        assert found.tolist() == pytest.approx(logprobs, abs=1e-6)
+
+
+def score_without_temperature(model, batch, temperature):
+    return token_logprobs(model, batch)
+
+
+def score_from_own_position(model, batch, temperature):
+    logp_BTV = (model(input_ids=batch.ids_BT).logits / temperature).log_softmax(-1)
+    return PolicyOutput(keep(logp_BTV.gather(-1, batch.ids_BT[..., None])[..., 0], batch.mask_BT))
+
+
+def score_left_padded_without_positions(model, batch, temperature):
+    ids_BT = torch.stack([row.roll(int(len(row) - n)) for row, n in zip(batch.ids_BT, batch.lengths_B, strict=True)])
+    logp_BTV = (model(input_ids=ids_BT).logits / temperature).log_softmax(-1)[:, :-1]
+    found_BT = torch.zeros(ids_BT.shape, dtype=torch.float64)
+    found_BT[:, 1:] = logp_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+    back = [row.roll(-int(len(row) - n)) for row, n in zip(found_BT, batch.lengths_B, strict=True)]
+    return PolicyOutput(torch.stack(back))
+
+
+# --- 10: the KL that is pulled on is the KL that was meant -----------------------------------------------------------
+
+
+def check_kl_gradient(kl_loss):
+    """Bug 10. Over five tokens drawn from the old policy, the expected gradient is that of KL(π‖π_ref)."""
+    generator = torch.Generator().manual_seed(0)
+    theta, shift, ref = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(3))
+    theta.requires_grad_()
+    ref_V = ref.log_softmax(0)
+    for old_V in (theta.detach().log_softmax(0), (theta.detach() + shift).log_softmax(0)):
+        logprobs_V = theta.log_softmax(0)
+        exact = torch.autograd.grad((logprobs_V.exp() * (logprobs_V - ref_V)).sum(), theta)[0]
+        logprobs_V = theta.log_softmax(0)
+        found = torch.autograd.grad((old_V.exp() * kl_loss(logprobs_V, old_V, ref_V)).sum(), theta)[0]
+        assert exact.norm() > 0.1
+        assert (found - exact).abs().max() < 1e-8
+
+
+def naive_k1(logprobs, _, ref):
+    return kl_k1(logprobs, ref)
+
+
+def naive_k2(logprobs, _, ref):
+    return kl_k2(logprobs, ref)
+
+
+def naive_k3(logprobs, _, ref):
+    return kl_k3(logprobs, ref)
+
+
+def k3_with_detached_ratio(logprobs, old, ref):
+    return importance_ratio(logprobs, old).detach() * kl_k3(logprobs, ref)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+CASES = [
+    (check_ids_survive, [pack], [pack_retokenised, pack_old_logprobs_shifted]),
+    (check_stop_token_trains, [pack], [pack_mask_by_value]),
+    (check_truncation_is_an_ending, [pack], [pack_truncation_by_width]),
+    (check_failures_leave_no_trace, [pack], [pack_failures_as_zero]),
+    (check_none_is_no_reward, [grpo, dr_grpo, rloo], [grpo_none_is_zero, grpo_none_gets_zero_advantage]),
+    (
+        check_no_signal_no_advantage,
+        [grpo, dr_grpo, rloo],
+        [grpo_single_gets_raw_reward, grpo_divides_rounding_errors],
+    ),
+    (check_gradient_is_unbiased, [rloo], [grpo, dr_grpo, baseline_is_the_best_of_the_group]),
+    (check_gae_skips_observations, [gae], [gae_decays_through_observations]),
+    (check_gae_keeps_the_last_reward, [gae], [gae_drops_rewards_at_mask_zero]),
+    (check_statistics_are_per_episode, [group_advantages], [statistics_per_row]),
+    (
+        check_episodes_weigh_the_same_in_two_rows,
+        [by_token, by_episode, by_constant],
+        [mean_over_rows, mean_of_row_means_over_episodes],
+    ),
+    (
+        check_masked_values_do_not_matter,
+        [real_loss, replace(real_loss, aggregate=by_token), replace(real_loss, aggregate=by_constant)],
+        [loss_multiplies_by_mask, loss_selects_after_arithmetic, loss_ignores_the_mask],
+    ),
+    (check_denominator_counts_what_the_numerator_sums, [by_token, by_episode, by_constant], [mean_over_all_tokens]),
+    (
+        check_micro_batches_add_up,
+        [real_loss, replace(real_loss, aggregate=by_token), replace(real_loss, aggregate=by_constant)],
+        [loss_divides_by_its_own_tokens, loss_divides_by_its_own_width],
+    ),
+    (check_split_keeps_denominators, [TokenBatch.split], [split_counts_for_itself]),
+    (
+        check_regularisers_have_the_unit_of_the_advantage,
+        [real_loss, replace(real_loss, aggregate=by_token)],
+        [loss_sums_its_kl, loss_clips_in_units_of_the_batch],
+    ),
+    (
+        check_scorer_agrees_with_the_sampler,
+        [token_logprobs],
+        [score_without_temperature, score_from_own_position, score_left_padded_without_positions],
+    ),
+    (check_kl_gradient, [kl_k3_unbiased], [naive_k1, naive_k2, naive_k3, k3_with_detached_ratio]),
+]
+
+
+def _id(value):
+    aggregate = getattr(value, "aggregate", None)
+    return f"PolicyLoss-{aggregate.__name__}" if aggregate else value.__name__
+
+
+@pytest.mark.parametrize(("check", "real"), [(c, real) for c, reals, _ in CASES for real in reals], ids=_id)
+def test_the_real_function_passes(check, real):
+    check(real)
+
+
+@pytest.mark.parametrize(("check", "mutant"), [(c, mutant) for c, _, mutants in CASES for mutant in mutants], ids=_id)
+def test_the_mutant_is_flagged(check, mutant):
+    with pytest.raises(AssertionError):
+        check(mutant)
