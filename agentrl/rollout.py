@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from agentrl.aio import LoopThread
 from agentrl.env import ToolEnv
@@ -165,6 +166,14 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+class _Batch(NamedTuple):
+    """What the episodes of one dispatch have in common."""
+
+    step: int
+    group_size: int
+    run: str
+
+
 class Rollouts:
     """Plays groups of G episodes on its own loop thread, so that updates never hold up an episode.
 
@@ -197,8 +206,10 @@ class Rollouts:
         self._finished: asyncio.Queue[Group | BaseException] = asyncio.Queue(maxsize=max(concurrency, 8))
         self._room = asyncio.Semaphore(concurrency)
 
-    def dispatch(self, tasks: Iterable[Task], step: int) -> None:
-        """Start playing one group per task and return at once.
+    def dispatch(
+        self, tasks: Iterable[Task], step: int, *, group_size: int | None = None, run: str | None = None
+    ) -> None:
+        """Start playing one group per task and return at once; size and run name may differ from the usual ones.
 
         Raises:
             ValueError: two tasks share an id, so their episodes would share a key.
@@ -206,7 +217,8 @@ class Rollouts:
         due = list(tasks)
         if len({task.id for task in due}) != len(due):
             raise ValueError("the tasks of one step must have different ids")
-        self._thread.submit(self._play_all(due, step))
+        batch = _Batch(step, group_size or self.group_size, run or self.setting.run)
+        self._thread.submit(self._play_all(due, batch))
 
     def next(self) -> Group:
         """Wait for the next finished group, whatever its task.
@@ -219,9 +231,11 @@ class Rollouts:
             raise item
         return item
 
-    def gather(self, tasks: Sequence[Task], step: int) -> list[Group]:
+    def gather(
+        self, tasks: Sequence[Task], step: int, *, group_size: int | None = None, run: str | None = None
+    ) -> list[Group]:
         """Play one group per task and return them in the order of the tasks."""
-        self.dispatch(tasks, step)
+        self.dispatch(tasks, step, group_size=group_size, run=run)
         groups = [self.next() for _ in tasks]
         place = {task.id: index for index, task in enumerate(tasks)}
         return sorted(groups, key=lambda group: place[group.task.id])
@@ -235,44 +249,44 @@ class Rollouts:
             self._thread.run(self.setting.pool.close())
         self._thread.close()
 
-    async def _play_all(self, tasks: list[Task], step: int) -> None:
+    async def _play_all(self, tasks: list[Task], batch: _Batch) -> None:
         try:
             if self.setting.deterministic:
-                await self._play_in_waves(tasks, step)
+                await self._play_in_waves(tasks, batch)
             else:
-                await asyncio.gather(*(self._play_group(task, step) for task in tasks))
+                await asyncio.gather(*(self._play_group(task, batch) for task in tasks))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             await self._finished.put(error)
 
-    async def _play_group(self, task: Task, step: int) -> None:
+    async def _play_group(self, task: Task, batch: _Batch) -> None:
         async def one(sample: int) -> Episode:
             async with self._room:
                 for attempt in range(self._retries + 1):
-                    episode = await self._play_once(task, step, sample, attempt)
+                    episode = await self._play_once(task, batch, sample, attempt)
                     if episode.end.ending is not Ending.FAILED:
                         break
                 return episode
 
         async with asyncio.TaskGroup() as playing:
-            episodes = [playing.create_task(one(sample)) for sample in range(self.group_size)]
+            episodes = [playing.create_task(one(sample)) for sample in range(batch.group_size)]
         await self._finished.put(Group(tuple(episode.result() for episode in episodes)))
 
-    async def _play_in_waves(self, tasks: list[Task], step: int) -> None:
+    async def _play_in_waves(self, tasks: list[Task], batch: _Batch) -> None:
         done: dict[tuple[str, int], Episode] = {}
-        due = [(task, sample) for task in tasks for sample in range(self.group_size)]
+        due = [(task, sample) for task in tasks for sample in range(batch.group_size)]
         for attempt in range(self._retries + 1):
             for start in range(0, len(due), self._concurrency):
                 wave = due[start : start + self._concurrency]
                 async with asyncio.TaskGroup() as playing:
-                    jobs = [playing.create_task(self._play_once(task, step, sample, attempt)) for task, sample in wave]
+                    jobs = [playing.create_task(self._play_once(task, batch, sample, attempt)) for task, sample in wave]
                 done |= {(job.result().task.id, job.result().key.sample): job.result() for job in jobs}
             due = [(task, sample) for task, sample in due if done[task.id, sample].end.ending is Ending.FAILED]
         for task in tasks:
-            await self._finished.put(Group(tuple(done[task.id, sample] for sample in range(self.group_size))))
+            await self._finished.put(Group(tuple(done[task.id, sample] for sample in range(batch.group_size))))
 
-    async def _play_once(self, task: Task, step: int, sample: int, attempt: int) -> Episode:
-        episode = await play(self.setting, task, EpisodeKey(self.setting.run, step, task.id, sample, attempt))
+    async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
+        episode = await play(self.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt))
         self._on_episode(episode)
         return episode

@@ -1,0 +1,263 @@
+"""The command line. Every command takes --json and then prints one JSON object as its last line.
+
+Bad input ends with one sentence on stderr and exit code 2; broken infrastructure with exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from agentrl.errors import AgentRLError, ConfigError, UserError
+
+app = typer.Typer(
+    name="agentrl",
+    help="Define tool-use environments, train agents on them, and measure them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An environment setting; repeatable.")]
+
+
+def main() -> None:
+    """Entry point of the `agentrl` program."""
+    try:
+        app(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        raise SystemExit(stop.exit_code) from None
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted", 130)
+    except UserError as error:
+        _fail(str(error), 2)
+    except AgentRLError as error:
+        _fail(f"{type(error).__name__}: {error}", 1)
+
+
+def _fail(sentence: str, code: int) -> None:
+    print(f"agentrl: {' '.join(sentence.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _print_json(result: Any) -> None:
+    print(json.dumps(result, ensure_ascii=False, default=str))
+
+
+def _settings(pairs: list[str] | None) -> dict[str, Any]:
+    """`key=value` pairs; values are read as JSON where they are JSON, else as text."""
+    settings: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--set {pair!r}: write it as key=value")
+        try:
+            settings[key] = json.loads(text)
+        except ValueError:
+            settings[key] = text
+    return settings
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say which parts are present on this machine, and how to get each missing one."""
+    from agentrl.doctor import examine
+
+    parts = examine()
+    if as_json:
+        _print_json({"parts": parts})
+        return
+    for name, part in parts.items():
+        print(f"{'ok     ' if part['ok'] else 'missing'}  {name:<14} {part['detail']}")
+
+
+@app.command("list")
+def list_environments(as_json: Json = False) -> None:
+    """List environments with version, task counts and sandbox needs."""
+    from agentrl.registry import describe, environment_ids
+
+    rows = [describe(env_id) for env_id in environment_ids()]
+    if as_json:
+        _print_json({"environments": rows})
+        return
+    for row in rows:
+        tasks = ", ".join(f"{split} {'endless' if count is None else count}" for split, count in row["tasks"].items())
+        print(f"{row['id']:<16} tasks: {tasks:<30} sandbox: {row['sandbox']:<12} {row['summary']}")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the environment, as in word-count.")],
+    folder: Annotated[Path, typer.Option("--out", help="Where to write it.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Write a new environment file with its test."""
+    from agentrl.scaffold import write_environment
+
+    files = write_environment(name, folder)
+    if as_json:
+        _print_json({"files": [str(path) for path in files]})
+        return
+    print("\n".join(f"wrote {path}" for path in files))
+    print(f"try it: agentrl check {files[0]}:{files[0].read_text().split('class ')[1].split('(')[0]}; pytest {files[1]}")
+
+
+@app.command()
+def check(
+    env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
+    set_: Set = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks per split that are tried.")] = 8,
+    sandbox: Sandbox = "auto",
+    as_json: Json = False,
+) -> None:
+    """Check the environment contract, rule by rule, in words."""
+    from agentrl.evaluation.contract import check_environment
+    from agentrl.registry import factory
+
+    findings = check_environment(factory(env, **_settings(set_)), n_tasks=tasks, sandbox=sandbox)
+    broken = [finding for finding in findings if finding.problem]
+    if as_json:
+        _print_json({"ok": not broken, "rules": [{"rule": f.rule, "ok": not f.problem, "problem": f.problem} for f in findings]})
+    else:
+        for finding in findings:
+            print(f"{'BROKEN' if finding.problem else 'ok    '}  {finding.rule}" + (f": {finding.problem}" if finding.problem else ""))
+    raise typer.Exit(1 if broken else 0)
+
+
+@app.command("eval")
+def evaluate(  # noqa: PLR0913 - one parameter per option
+    env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
+    policy: Annotated[str, typer.Option(help="oracle, noop or hf:PATH.")] = "oracle",
+    tasks: Annotated[Path | None, typer.Option(help="Task file, for environments that take one.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the environment.")] = "test",
+    limit: Annotated[int, typer.Option(help="At most so many tasks; 0: all.")] = 0,
+    samples: Annotated[int, typer.Option(help="Episodes per task.")] = 1,
+    k: Annotated[str, typer.Option(help="Comma-separated values of k for pass@k.")] = "1",
+    sandbox: Sandbox = "auto",
+    seed: Annotated[int, typer.Option(help="Every other seed is derived from it.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for records; an interrupted evaluation goes on there.")] = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a policy: unbiased pass@k with its interval, endings, cost; infrastructure failures apart."""
+    from agentrl.display import episode_bar
+    from agentrl.evaluation.run import EvalPlan, EvalProgress
+    from agentrl.evaluation.run import evaluate as run
+    from agentrl.registry import factory
+
+    settings = _settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
+    try:
+        ks = tuple(int(part) for part in k.split(","))
+    except ValueError:
+        raise ConfigError(f"--k {k!r}: give whole numbers separated by commas, as in 1,4,8") from None
+    plan = EvalPlan(
+        make=factory(env, **settings),
+        policy=policy,
+        split=split,
+        limit=limit,
+        samples=samples,
+        ks=ks,
+        sandbox=sandbox,
+        seed=seed,
+        temperature=temperature,
+        out=out,
+    )
+    with episode_bar(f"{env} · {policy}") as bar:
+        result = run(plan, EvalProgress(lambda total: bar.restart(f"{env} · {policy}", total), bar.episode))
+    if as_json:
+        _print_json(result)
+        return
+    for each, value in result["pass_at"].items():
+        low, high = result["ci95"][each] or (None, None)
+        print(f"pass@{each} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {result['n_tasks']} tasks)")
+    print(f"episodes {result['n_episodes']}, failed by infrastructure {result['n_failed_infra']}, refused tasks {result['n_refused']}")
+    for task_id, why in result["refused"].items():
+        print(f"refused {task_id}: {why}")
+    print("endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items()))
+
+
+@app.command()
+def convert(
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="mbpp, mbppplus or humaneval.")],
+    source: Annotated[Path, typer.Argument(help="File in that format; .gz is fine.")],
+    target: Annotated[Path, typer.Argument(help="Task file to write.")],
+    as_json: Json = False,
+) -> None:
+    """Turn a public task format into a task file."""
+    from agentrl.convert import convert as run
+
+    count = run(format_, source, target)
+    if as_json:
+        _print_json({"tasks": count, "out": str(target)})
+    else:
+        print(f"wrote {count} tasks to {target}")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="TOML file with the settings.")],
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/train"),
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting; repeatable.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run folder's last checkpoint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a policy online, on the groups it plays."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from agentrl.trainers.session import run_training
+
+    result = run_training(config, out, overrides=set_ or [], resume=resume)
+    if as_json:
+        _print_json(result)
+    else:
+        print(f"trained {result['steps']} rounds; run folder {result['run']}; model {result['model']}")
+
+
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run as one self-contained page."""
+    from agentrl.evaluation.report import write_report
+
+    if not run.is_dir():
+        raise ConfigError(f"run folder {run} does not exist")
+    page = write_report(run)
+    if as_json:
+        _print_json({"report": str(page)})
+    else:
+        print(f"wrote {page}")
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    sandbox: Sandbox = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/demo-SEED.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a tiny agent to repair programs, from nothing to a report, in minutes on this machine."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from agentrl.trainers.demo import run_demo
+    except ImportError as error:
+        raise ConfigError(f"the demo needs torch, transformers and trl ({error}): pip install 'agentrl[train]'") from error
+
+    result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
+    if as_json:
+        _print_json(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Progress on a terminal: bars with a live pass rate. Everything goes to stderr; results go to stdout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from agentrl.trajectory import Episode
+
+console = Console(stderr=True)
+
+
+class EpisodeBar:
+    """Counts finished episodes; may be told from any thread."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(label, total=None, rate="")
+        self._lock = threading.Lock()
+        self._label = label
+        self.restart(label)
+
+    def restart(self, label: str, total: int | None = None) -> None:
+        """Begin counting anew."""
+        with self._lock:
+            self._passed = self._scored = self._failed = 0
+            self._progress.reset(self._task, total=total, description=label, rate="")
+
+    def episode(self, episode: Episode) -> None:
+        """One more."""
+        with self._lock:
+            self._failed += episode.passed is None
+            self._scored += episode.passed is not None
+            self._passed += episode.passed is True
+            rate = f"pass {self._passed / self._scored:.3f}" if self._scored else ""
+            if self._failed:
+                rate += f"  [red]{self._failed} failed by infrastructure[/red]"
+            self._progress.update(self._task, advance=1, rate=rate)
+
+
+@contextmanager
+def episode_bar(label: str, *, quiet: bool = False) -> Iterator[EpisodeBar]:
+    """A bar for as long as the block lasts; silent with `quiet` or when stderr is no terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
+        yield EpisodeBar(progress, label)

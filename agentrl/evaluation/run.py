@@ -1,0 +1,184 @@
+"""Run an evaluation: admit tasks, play them, summarise; interrupted, it goes on where it stopped."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError, TaskError
+from agentrl.evaluation.passk import summarize
+from agentrl.policies import Policy, Scripted, TokenPolicy, noop
+from agentrl.records import EpisodeWriter, read_episodes, write_json_atomic
+from agentrl.rollout import Rollouts, Setting
+from agentrl.sandboxes import open_pool
+from agentrl.trajectory import Episode
+from agentrl.types import Ending, Task
+from agentrl.verifiers.admission import Refusal, admit
+
+POLICIES = "oracle, noop or hf:PATH"
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """What is evaluated.
+
+    Attributes:
+        make: builds the environment.
+        policy: a name of `POLICIES`.
+        samples: episodes per task.
+        ks: values of k for pass@k; none may exceed `samples`.
+        limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
+        out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
+        temperature: of a sampled policy.
+    """
+
+    make: Callable[[], ToolEnv]
+    policy: str = "oracle"
+    split: str = "test"
+    limit: int = 0
+    samples: int = 1
+    ks: tuple[int, ...] = (1,)
+    sandbox: str = "auto"
+    seed: int = 0
+    concurrency: int = 0
+    temperature: float = 1.0
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"--samples {self.samples} must be at least 1")
+        wrong = [k for k in self.ks if not 1 <= k <= self.samples]
+        if wrong or not self.ks:
+            raise ConfigError(f"--k {wrong[0] if wrong else '(empty)'} must be from 1 to --samples {self.samples}")
+        if self.limit < 0:
+            raise ConfigError(f"--limit {self.limit} must not be negative")
+
+
+@dataclass
+class EvalProgress:
+    """Told of what happens; the default says nothing."""
+
+    started: Callable[[int], None] = lambda episodes: None
+    episode: Callable[[Episode], None] = lambda episode: None
+
+
+def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, Any]:
+    """Play every admitted task and return the summary (see `passk.summarize`), with what was refused and why.
+
+    Raises:
+        ConfigError: a part cannot be had, or the split is endless and has no limit.
+        TaskError: no task was admitted.
+    """
+    progress = progress or EvalProgress()
+    env = plan.make()
+    tasks = _take(env, plan)
+    pool = open_pool(plan.sandbox, size=plan.concurrency or None)
+    done, writer = _records(plan)
+
+    def finished(episode: Episode) -> None:
+        if writer is not None:
+            writer.write(episode)
+        progress.episode(episode)
+
+    setting = Setting(plan.make, open_policy(plan, env), pool, f"{env.id}/{plan.policy}", plan.seed)
+    rollouts = Rollouts(
+        setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished
+    )
+    try:
+        refused = rollouts.run(admit(tasks, env.verifier, pool))
+        admitted = [task for task in tasks if task.id not in refused]
+        if not admitted:
+            raise TaskError(f"no task of {env.id} was admitted; the first was refused because {_first(refused)}")
+        due = [task for task in admitted if not _is_done(task, plan, done)]
+        progress.started(len(due) * plan.samples)
+        groups = rollouts.gather(due, 0)
+    finally:
+        rollouts.close()
+        if writer is not None:
+            writer.close()
+    replayed = {task.id for task in due}
+    episodes = [episode for episode in done if episode.task.id not in replayed and episode.task.id not in refused]
+    episodes += [episode for group in groups for episode in group.episodes]
+    result = {
+        "env": env.id,
+        "policy": plan.policy,
+        "split": plan.split,
+        "seed": plan.seed,
+        **summarize(episodes, plan.ks),
+        "n_refused": len(refused),
+        "refused": refused,
+    }
+    if plan.out is not None:
+        write_json_atomic(plan.out / "eval.json", result)
+    return result
+
+
+def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
+    """The policy behind a name such as `oracle` or `hf:PATH`.
+
+    Raises:
+        ConfigError: unknown name, or a model folder that cannot be used.
+    """
+    kind, _, path = plan.policy.partition(":")
+    if plan.policy == "oracle":
+        return Scripted("oracle", env.oracle_actions)
+    if plan.policy == "noop":
+        return noop()
+    if kind == "hf" and path:
+        return _transformers_policy(path, plan.temperature, env.limits.turn_tokens)
+    if kind in ("vllm", "openai"):
+        raise ConfigError(f"--policy {plan.policy!r}: {kind} policies are not part of this version: use {POLICIES}")
+    raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
+
+
+def _transformers_policy(path: str, temperature: float, turn_tokens: int) -> Policy:
+    try:
+        from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
+    except ImportError as error:
+        raise ConfigError(f"--policy hf:{path} needs torch and transformers: pip install 'agentrl[train]'") from error
+    from agentrl.chat import Chat
+    from agentrl.engines.base import Sampling
+
+    chat = Chat(load_tokenizer(path))
+    engine = transformers_engine(load_model(path), chat)
+    return TokenPolicy(engine, chat, Sampling(temperature=temperature, max_tokens=turn_tokens), name=f"hf:{path}")
+
+
+def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
+    """The tasks of the plan; an endless split is noticed, not awaited."""
+    most = plan.limit or 100_000
+    tasks = list(itertools.islice(env.tasks(plan.split, plan.seed), most))
+    if not tasks:
+        raise ConfigError(f"{env.id} has no tasks in split {plan.split!r}")
+    if not plan.limit and len(tasks) == most:
+        raise ConfigError(f"split {plan.split!r} of {env.id} does not end: say how many tasks with --limit")
+    return tasks
+
+
+def _records(plan: EvalPlan) -> tuple[list[Episode], EpisodeWriter | None]:
+    """Episodes of an earlier, interrupted run of the same plan; and where new ones go."""
+    if plan.out is None:
+        return [], None
+    path = plan.out / "episodes.jsonl"
+    done = list(read_episodes(path).values()) if path.exists() else []
+    run = f"{plan.make().id}/{plan.policy}"
+    other = next((episode for episode in done if episode.key.run != run), None)
+    if other is not None:
+        raise ConfigError(f"{path} holds an evaluation of {other.key.run!r}, not {run!r}: choose another --out")
+    return done, EpisodeWriter(path)
+
+
+def _is_done(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> bool:
+    scored = {e.key.sample for e in done if e.task == task.view() and e.end.ending is not Ending.FAILED}
+    return len(scored) >= plan.samples
+
+
+def _first(refused: dict[str, str]) -> str:
+    return next(iter(refused.values()))
+
+
+__all__ = ["POLICIES", "EvalPlan", "EvalProgress", "Refusal", "evaluate", "open_policy"]

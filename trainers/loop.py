@@ -1,0 +1,140 @@
+"""One step of online training, read top to bottom: tasks -> groups -> batch -> advantages -> loss -> optimizer.
+
+What is not here, on purpose: no reference model (kl_coef is 0 unless asked for, and then `Run` holds a frozen copy), no
+critic, no asynchrony (every round trains on what the current weights sampled), no second copy of the model (the engine
+samples with the very module that is trained, so weights cannot go stale).
+
+Letters: B rows, T positions, G episodes of a group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from agentrl.errors import AgentRLError
+from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.losses import add_metrics, token_logprobs
+from agentrl.trainers.metrics import rollout_metrics
+from agentrl.trainers.run import Run
+from agentrl.trainers.scoring import PolicyOutput, frozen_logprobs
+from agentrl.trajectory import Group
+
+MAX_GAP = 0.1
+"""Mean |log π_trainer - log π_sampler| (nats per token) from which on training is stopped."""
+
+
+class TrainingError(AgentRLError):
+    """Training cannot go on; the message says why and what to do."""
+
+
+def train(run: Run) -> None:
+    """Train from the run's current round to its last.
+
+    Raises:
+        TrainingError: the loss is not a number, or sampler and trainer disagree.
+        UserError: the environment or a task is wrong for every episode alike.
+    """
+    config = run.config
+    for step in range(run.start, config.steps):
+        started = time.perf_counter()
+        groups = run.rollouts.gather(run.tasks(step), step)
+        sampled = time.perf_counter()
+        batch = run.recipe.advantage(pack(groups, run.pad_id))
+        metrics = rollout_metrics(groups) | update(run, batch, step)
+        updated = time.perf_counter()
+        run.engine.load(run.model, step + 1)
+        metrics |= run.evaluate(step + 1) if config.eval_every and (step + 1) % config.eval_every == 0 else {}
+        metrics |= {
+            "time/rollout_s": sampled - started,
+            "time/update_s": updated - sampled,
+            "time/eval_s": time.perf_counter() - updated,
+            "time/tokens_per_s": batch.n_tokens / (updated - started),
+        }
+        run.log(step, metrics)
+        if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+            run.save(step + 1)
+
+
+def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
+    """All optimizer steps of one round.
+
+    Rows whose advantages are all zero add nothing to the policy gradient; unless a KL or entropy term needs them, they
+    are left out of the forward pass while every denominator stays what it was.
+
+    Raises:
+        TrainingError: the loss or the gradient is not a number, or sampler and trainer disagree.
+    """
+    config, loss = run.config, run.recipe.loss
+    for group in run.optimizer.param_groups:
+        group["lr"] = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
+    history: list[dict[str, float]] = []
+    run.model.train()
+    for mini in batch.minibatches(config.minibatches, seed=run.seed_of("minibatches", step)):
+        rows = mini if loss.kl_coef or loss.entropy_coef else mini.informative()
+        parts = []
+        for micro in rows.split(config.micro_tokens):
+            scalar, metrics = loss(score(run, micro), micro)
+            scalar.backward()
+            parts.append(metrics)
+        if not parts:
+            continue
+        norm = float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm))
+        history.append(add_metrics(parts) | {"grad_norm": norm})
+        _stop_if_broken(history, step)
+        run.optimizer.step()
+        run.optimizer.zero_grad(set_to_none=True)
+    return _summarize(history)
+
+
+def score(run: Run, micro: TokenBatch) -> PolicyOutput:
+    """What the policy (and the reference, where the recipe has one) says about the sampled tokens."""
+    micro = micro.to(run.model.device)
+    mode = "gradient" if run.recipe.loss.entropy_coef else "value"
+    output = token_logprobs(run.model, micro, run.config.temperature, entropy=mode)
+    if run.reference is None:
+        return output
+    ref_BT = frozen_logprobs(run.reference, micro, run.config.temperature)
+    return PolicyOutput(output.logprobs_BT, output.entropy_BT, ref_BT)
+
+
+def _stop_if_broken(history: Sequence[dict[str, float]], step: int) -> None:
+    last = history[-1]
+    if not (math.isfinite(last["loss"]) and math.isfinite(last["grad_norm"])):
+        raise TrainingError(
+            f"round {step}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; "
+            "resume from the last checkpoint with a lower learning_rate"
+        )
+    if len(history) == 1 and last["logprob_gap"] > MAX_GAP:
+        raise TrainingError(
+            f"round {step}: sampler and trainer disagree by {last['logprob_gap']:.3f} nats per token before any update: "
+            "stale weights, another temperature, or another precision; nothing was trained on these samples"
+        )
+
+
+def _summarize(history: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the optimizer steps of a round; the parity gap is that of the first, before any update."""
+    if not history:
+        return {"policy/updates": 0.0}
+    names = {
+        "loss": "policy/loss",
+        "entropy": "policy/entropy",
+        "approx_kl": "policy/kl",
+        "ref_kl": "policy/ref_kl",
+        "clip_low": "policy/clip_low",
+        "clip_high": "policy/clip_high",
+        "grad_norm": "policy/grad_norm",
+    }
+    metrics = {
+        name: sum(part[key] for part in history) / len(history) for key, name in names.items() if key in history[0]
+    }
+    metrics["policy/ratio_max"] = max(part["ratio_max"] for part in history)
+    return metrics | {"policy/updates": float(len(history)), "parity/gap_mean": history[0]["logprob_gap"]}
+
+
+def no_signal(groups: Sequence[Group]) -> bool:
+    """Whether no group of a round has two different rewards, so that nothing can be learnt from it."""
+    return not any(group.has_signal for group in groups)

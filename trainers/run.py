@@ -1,0 +1,175 @@
+"""A training run and its folder: opens every part, resumes from the last checkpoint, records what happens.
+
+Run folder: `config.toml`, `metrics.jsonl`, `episodes.jsonl`, `checkpoints/step_N/`, `report.html`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from agentrl.chat import Chat
+from agentrl.engines.base import Sampling
+from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
+from agentrl.errors import ConfigError
+from agentrl.evaluation.passk import summarize
+from agentrl.policies import TokenPolicy
+from agentrl.records import EpisodeWriter, MetricsWriter, read_metrics
+from agentrl.registry import factory
+from agentrl.rollout import Rollouts, Setting, derive_seed
+from agentrl.sandboxes import open_pool
+from agentrl.trainers import checkpoint
+from agentrl.trainers.config import TrainConfig, write_config
+from agentrl.trainers.recipes import recipe
+from agentrl.trajectory import Episode
+from agentrl.types import Task
+
+Listener = Callable[[str, Any], None]
+"""Told of ("episode", Episode) on the loop thread and of ("metrics", dict) and ("eval", dict) on the training thread."""
+
+
+class Run:
+    """All parts of one training run. Use it as a context manager: leaving it ends sandboxes and threads.
+
+    Args:
+        config: the settings.
+        folder: the run folder.
+        resume: continue from the folder's last checkpoint (from the start if there is none).
+        listen: progress display.
+
+    Raises:
+        ConfigError: the folder holds another run, or a part cannot be had; nothing already written is touched.
+    """
+
+    max_grad_norm = 1.0
+
+    def __init__(self, config: TrainConfig, folder: Path, *, resume: bool = False, listen: Listener | None = None) -> None:
+        self.config = config
+        self.folder = folder
+        self.listen = listen or (lambda kind, what: None)
+        found = self._claim(resume)
+        self.start = found.step if found else 0
+        self.recipe = recipe(config.recipe, **config.loss)
+        source = found.model if found else Path(config.model)
+        self.tokenizer = load_tokenizer(source)
+        self.chat = Chat(self.tokenizer)
+        self.model = load_model(source)
+        self.reference = self._frozen_reference()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        if found:
+            found.load_optimizer(self.optimizer)
+        self.engine = transformers_engine(self.model, self.chat, synchronous=config.deterministic)
+        self.engine.load(self.model, self.start)
+        pad = self.tokenizer.pad_token_id
+        self.pad_id = 0 if pad is None else int(pad)
+        self._open()
+
+    def _claim(self, resume: bool) -> checkpoint.Checkpoint | None:
+        """Make the folder this run's own; never write over another run."""
+        used = (self.folder / "metrics.jsonl").exists() or checkpoint.latest(self.folder) is not None
+        if used and not resume:
+            raise ConfigError(f"run folder {self.folder} is in use: continue it with --resume or choose another --out")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return checkpoint.latest(self.folder) if resume else None
+
+    def _frozen_reference(self) -> torch.nn.Module | None:
+        """A copy of the initial policy, only where a KL term needs it."""
+        if not self.recipe.loss.kl_coef:
+            return None
+        model = load_model(self.config.model) if self.start else copy.deepcopy(self.model)
+        return model.requires_grad_(False).eval()
+
+    def _open(self) -> None:
+        config = self.config
+        make = factory(config.env, **config.env_settings)
+        limits = make().limits
+        sampling = Sampling(temperature=config.temperature, max_tokens=limits.turn_tokens)
+        concurrency = config.tasks_per_step * config.group_size
+        self._make = make
+        self._parts = ExitStack()
+        self._episodes = self._parts.enter_context(EpisodeWriter(self.folder / "episodes.jsonl"))
+        self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
+        write_config(config, self.folder / "config.toml")
+        setting = Setting(
+            make=make,
+            policy=TokenPolicy(self.engine, self.chat, sampling),
+            pool=open_pool(config.sandbox, size=min(concurrency, 256)),
+            run=self.folder.name,
+            seed=config.seed,
+            deterministic=config.deterministic,
+        )
+        self.rollouts = Rollouts(
+            setting, group_size=config.group_size, concurrency=min(concurrency, 256), on_episode=self._record
+        )
+        self._parts.callback(self.rollouts.close)
+
+    def tasks(self, step: int) -> list[Task]:
+        """The training tasks of a round; a split that ends is begun again in another order."""
+        count = self.config.tasks_per_step
+        if not hasattr(self, "_stream"):
+            self._stream = itertools.islice(self._endless(), self.start * count, None)
+        return list(itertools.islice(self._stream, count))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """pass@1 on the first held-out tasks, one sample each, and its interval."""
+        tasks = list(itertools.islice(self._make().tasks("test", derive_seed(self.config.seed, "test")), self.config.eval_tasks))
+        groups = self.rollouts.gather(tasks, step, group_size=1, run=f"{self.folder.name}/eval")
+        result = summarize((episode for group in groups for episode in group.episodes), (1,))
+        self.listen("eval", {"step": step, **result})
+        if result["pass_at"]["1"] is None:
+            return {"eval/failed_infra": float(result["n_failed_infra"])}
+        low, high = result["ci95"]["1"]
+        return {"eval/pass_at_1": result["pass_at"]["1"], "eval/ci95_low": low, "eval/ci95_high": high}
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line to `metrics.jsonl`."""
+        row = {"step": step, **metrics}
+        self._metrics.write(row)
+        self.listen("metrics", row)
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint from which round `step` begins, and drop old ones."""
+        checkpoint.save(self.folder, step, self.model, self.tokenizer, self.optimizer)
+        checkpoint.prune(self.folder, self.config.keep_last)
+
+    def history(self) -> list[dict[str, Any]]:
+        """All metrics recorded so far, one row per round."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    def seed_of(self, *parts: object) -> int:
+        """A seed for one purpose."""
+        return derive_seed(self.config.seed, *parts)
+
+    def close(self) -> None:
+        """End sandboxes, threads and files; safe to call twice."""
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _record(self, episode: Episode) -> None:
+        self._episodes.write(episode)
+        self.listen("episode", episode)
+
+    def _endless(self) -> Any:
+        for epoch in itertools.count():
+            empty = True
+            for task in self._make().tasks("train", derive_seed(self.config.seed, "train", epoch)):
+                empty = False
+                yield task
+            if empty:
+                raise ConfigError(f"{self.config.env} has no tasks in split 'train'")
