@@ -162,18 +162,19 @@ def _needed(values_BT: Tensor | None, name: str, because: str) -> Tensor:
 
 @torch.no_grad()
 def policy_metrics(output: PolicyOutput, batch: TokenBatch, clip_low: float, clip_high: float) -> dict[str, float]:
-    """How far the policy moved, as sums over `n_tokens`: metrics of micro-batches add up to those of the step.
+    """How far the policy moved, as sums over `n_tokens`, to be joined over micro-batches by `add_metrics`.
 
     clip_low / clip_high: fractions of tokens whose gradient the clip removes, below and above. approx_kl: k3 of
     KL(π_old‖π). logprob_gap: mean |log ρ|; before the first update this is the gap between sampler and scorer.
     ratio_le_x: fraction of tokens with ρ ≤ x, the ratio's distribution. ratio_max: combines by maximum.
-    entropy, ref_kl (k3): where the output has them.
+    entropy, ref_kl (k3): where the output has them. scored: trained tokens of these rows over those of the step.
     """
     mask_BT = batch.mask_BT
     log_ratio_BT = keep(output.logprobs_BT, mask_BT) - keep(batch.old_logprobs_BT, mask_BT)
     ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     advantages_BT = keep(batch.advantages_BT, mask_BT)
     sums = {
+        "scored": mask_BT,
         "clip_low": (ratio_BT < 1 - clip_low) & (advantages_BT < 0),
         "clip_high": (ratio_BT > 1 + clip_high) & (advantages_BT > 0),
         "approx_kl": torch.expm1(log_ratio_BT) - log_ratio_BT,
@@ -191,10 +192,14 @@ def policy_metrics(output: PolicyOutput, batch: TokenBatch, clip_low: float, cli
 
 
 def add_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Metrics of one optimizer step from those of its micro-batches: sums; `*_max` by maximum."""
+    """Metrics of one optimizer step from those of its micro-batches: losses are sums, `*_max` maxima, the rest means.
+
+    The means are over the tokens that were scored: rows left out (`TokenBatch.informative`) do not count as zeros.
+    """
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            both = (total.get(name, value), value) if name.endswith("_max") else (total.get(name, 0.0) + value,)
-            total[name] = max(both)
-    return total
+            total[name] = max(total.get(name, value), value) if name.endswith("_max") else total.get(name, 0.0) + value
+    scored = total.get("scored", 1.0)
+    sums = {name for name in total if name.startswith("loss") or name.endswith("_max") or name == "scored"}
+    return {name: value if name in sums else value / scored for name, value in total.items()}
