@@ -74,7 +74,12 @@ class Sandbox(Protocol):
         ...
 
     async def put(self, files: Mapping[str, bytes]) -> None:
-        """Write files, making parent directories; a link in the way is replaced, never followed."""
+        """Write files, making parent directories; a link in the way is replaced, never followed.
+
+        Raises:
+            OSError: the work area is full; as the agent filled it, this is a value for it to see.
+            SandboxLost: the sandbox itself died or stopped answering.
+        """
         ...
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:

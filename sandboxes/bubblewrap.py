@@ -1,0 +1,98 @@
+"""Sandboxes made of Linux namespaces by bubblewrap: no network, no files of the host, no daemon, 20 ms to open."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+from agentrl.errors import SandboxLost
+from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
+from agentrl.sandboxes.launch import Child, memory_file, program
+from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
+
+PYTHON = "/usr/bin/python3"
+AREA = "/sandbox"
+UID = 1000
+_SHM_MB = 16
+_FIRST_UID, _UIDS = 2_000_000_000, 100_000
+_PASSWD = f"sandbox:x:{UID}:{UID}::{AREA}/work:/bin/sh\n"
+_GROUP = f"sandbox:x:{UID}:\n"
+_uids = itertools.count(os.getpid() * 64)
+
+
+class BubblewrapBackend:
+    """One long-lived set of namespaces per sandbox, with the supervisor as process 1 in it.
+
+    Inside: read-only /usr, a work area and /tmp on one size-capped tmpfs, its own /proc and /dev, a loopback and
+    nothing else of a network, no capability, one uid. When root starts it, it runs as a uid that owns nothing, since
+    the kernel lets the host's uid 0 write /proc/sys from any namespace and exempts it from process limits.
+    """
+
+    name = "bubblewrap"
+    is_boundary = True
+
+    async def open(self, role: SandboxRole, limits: SandboxLimits) -> Sandbox:
+        """Start one.
+
+        Raises:
+            SandboxLost: it could not be started; the message names the missing part and the fix.
+        """
+        problem = missing()
+        if problem:
+            raise SandboxLost(problem)
+        files = {name: memory_file(name, data) for name, data in _contents().items()}
+        try:
+            user = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else None
+            child = Child(_argv(limits, files), env={}, pass_fds=tuple(files.values()), user=user)
+        finally:
+            for fd in files.values():
+                os.close(fd)
+        place = Place(
+            area=AREA,
+            private=True,
+            others=("/dev/shm", "/dev/mqueue"),
+            env=COMMON_ENV | {"PATH": "/usr/bin:/bin", "HOME": f"{AREA}/work", "TMPDIR": "/tmp"},
+            rlimits=rlimits(limits) | {"nproc": limits.processes + 1, "msgqueue": 0},
+            demands=frozenset({"traceless", "adopts", "limited"}),
+        )
+        return await SupervisedSandbox.open(child, place, limits)
+
+
+def missing() -> str | None:
+    """What keeps bubblewrap from being used here, with the fix; None if nothing does. Starts no sandbox."""
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed: install the Debian package bubblewrap"
+    if not os.access(PYTHON, os.X_OK):
+        return f"the sandbox needs {PYTHON}: install the Debian package python3"
+    for switch, off in (("kernel/unprivileged_userns_clone", "0"), ("user/max_user_namespaces", "0")):
+        path = Path("/proc/sys") / switch
+        if path.exists() and path.read_text().strip() == off:
+            return f"user namespaces are switched off: sysctl -w {switch.replace('/', '.')}=1 (or 65536 for a maximum)"
+    return None
+
+
+def _contents() -> dict[str, bytes]:
+    return {"/supervisor.pyz": program(), "/etc/passwd": _PASSWD.encode(), "/etc/group": _GROUP.encode()}
+
+
+def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
+    argv = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
+    argv += ["--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--chdir", "/"]
+    argv += ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "lib", "lib32", "lib64", "sbin"):
+        path = Path("/") / name
+        if path.is_symlink():
+            argv += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            argv += ["--ro-bind", str(path), str(path)]
+    for name in ("/etc/alternatives", "/etc/ld.so.cache"):
+        argv += ["--ro-bind-try", name, name]
+    for path_inside, fd in files.items():
+        argv += ["--ro-bind-data", str(fd), path_inside]
+    argv += ["--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue"]
+    argv += ["--size", str(_SHM_MB << 20), "--perms", "0700", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    argv += ["--size", str(limits.disk_mb << 20), "--perms", "0755", "--tmpfs", AREA]
+    argv += ["--symlink", f"{AREA}/tmp", "/tmp", "--remount-ro", "/"]
+    return [*argv, "--", PYTHON, "-I", "-S", "-B", "/supervisor.pyz"]

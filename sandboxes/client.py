@@ -1,0 +1,173 @@
+"""The host's side of a supervised sandbox: one request at a time, a deadline on each, nothing believed.
+
+Whatever is not a well-formed answer to the oldest open request, in time, ends the sandbox: `SandboxLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections import deque
+from typing import Protocol
+
+from agentrl.errors import SandboxLost
+from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
+
+_CHUNK = 1 << 18
+_TEXT = 300
+
+
+class Peer(Protocol):
+    """What runs the supervisor: a socket to talk through, and a way to end it."""
+
+    sock: socket.socket
+
+    def words(self) -> str:
+        """What it said on its way down, for the message of a failure."""
+        ...
+
+    def hang_up(self) -> None:
+        """Close the socket and start its end, without waiting; safe to call twice."""
+        ...
+
+    async def gone(self) -> None:
+        """Wait until nothing of it is left; safe to call twice."""
+        ...
+
+
+class Wire:
+    """Requests out, answers in, over the socket of a peer; bound to the event loop that it was made on."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.loop = asyncio.get_running_loop()
+        self.lost: str | None = None
+        self._ids = itertools.count(1)
+        self._decoder = Decoder()
+        self._open: deque[tuple[int, asyncio.Future[list[bytes]]]] = deque()
+        self._unsent = bytearray()
+        self._fd = peer.sock.fileno()
+        self.loop.add_reader(self._fd, self._readable)
+
+    async def call(self, fields: list[bytes], timeout_s: float) -> list[bytes]:
+        """Send one request and wait for its answer; a cancelled call stops the command that it started.
+
+        Raises:
+            SandboxLost: no well-formed answer in time.
+            OSError: the supervisor could not do it (the work area is full).
+        """
+        if self.lost is not None:
+            raise SandboxLost(self.lost)
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("a sandbox is used on another event loop than it was opened on; open one per loop")
+        future = self._request(fields)
+        timer = self.loop.call_later(timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s")
+        try:
+            status, *values = await future
+        except asyncio.CancelledError:
+            if self.lost is None:  # the next request makes the supervisor end the running command
+                self._request([b"ping"])
+            raise
+        finally:
+            timer.cancel()
+        return self._judge(status, values)
+
+    def _judge(self, status: bytes, values: list[bytes]) -> list[bytes]:
+        if status == b"ok":
+            return values
+        text = values[-1][:_TEXT].decode("utf-8", "replace") if values else ""
+        if status == b"error" and len(values) == 2:
+            raise OSError(self.number(values[0]), text)
+        raise self.broken(f"the supervisor gave up: {text}")
+
+    def number(self, field: bytes) -> int:
+        """A decimal field of an answer.
+
+        Raises:
+            SandboxLost: it is none.
+        """
+        if len(field) > 20 or not field.removeprefix(b"-").isdigit():
+            raise self.broken("the supervisor broke the protocol: a number that is none")
+        return int(field)
+
+    def broken(self, why: str) -> SandboxLost:
+        """End the sandbox for this reason, and the error to raise for it."""
+        self.lose(why)
+        return SandboxLost(self.lost or why)
+
+    def _request(self, fields: list[bytes]) -> asyncio.Future[list[bytes]]:
+        request_id = next(self._ids) & 0xFFFFFFFF
+        data = encode(request_id, fields)
+        future: asyncio.Future[list[bytes]] = self.loop.create_future()
+        self._open.append((request_id, future))
+        self._send(data)
+        return future
+
+    def _send(self, data: bytes) -> None:
+        if not self._unsent:
+            try:
+                sent = self.peer.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self.lose(f"cannot write to the supervisor: {error}")
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self.loop.add_writer(self._fd, self._writable)
+        self._unsent += data
+
+    def _writable(self) -> None:
+        try:
+            del self._unsent[: self.peer.sock.send(memoryview(self._unsent)[:_CHUNK])]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.lose(f"cannot write to the supervisor: {error}")
+            return
+        if not self._unsent:
+            self.loop.remove_writer(self._fd)
+
+    def _readable(self) -> None:
+        try:
+            data = self.peer.sock.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.lose(f"cannot read from the supervisor: {error}")
+            return
+        if not data:
+            self.lose("the supervisor ended")
+            return
+        try:
+            self._decoder.feed(data)
+            while self.lost is None and (frame := self._decoder.next()) is not None:
+                self._answer(*frame)
+        except FrameError as error:
+            self.lose(f"the supervisor broke the protocol: {error}")
+
+    def _answer(self, request_id: int, fields: list[bytes]) -> None:
+        if not self._open or self._open[0][0] != request_id or not fields:
+            self.lose("the supervisor broke the protocol: an answer that nobody asked for")
+            return
+        _, future = self._open.popleft()
+        if not future.done():
+            future.set_result(fields)
+
+    def lose(self, why: str) -> None:
+        """End the sandbox; every open and later call raises SandboxLost with this sentence. The first one counts."""
+        if self.lost is not None:
+            return
+        words = self.peer.words()
+        self.lost = f"{why} ({words})" if words else why
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self._fd)
+            self.loop.remove_writer(self._fd)
+        self.peer.hang_up()
+        for _, future in self._open:
+            if not future.done() and not self.loop.is_closed():
+                future.set_exception(SandboxLost(self.lost))
+                future.exception()  # an abandoned call has nobody left to look at it
+        self._open.clear()

@@ -1,0 +1,122 @@
+"""Starting a supervisor as a child of this process, with a socket for its stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import os
+import socket
+import subprocess
+import time
+import zipfile
+from collections.abc import Sequence
+from importlib.resources import files
+
+from agentrl.errors import SandboxLost
+
+STDERR_BYTES = 2000
+_POLL_S = 0.002
+_PACKAGE = "agentrl/sandboxes/supervisor"
+_MAIN = "from agentrl.sandboxes.supervisor.serve import main\nmain()\n"
+
+
+@functools.cache
+def program() -> bytes:
+    """The supervisor as a zip archive that a Python inside the sandbox can run; the same bytes for the same source."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for package in ("agentrl", "agentrl/sandboxes"):
+            archive.writestr(zipfile.ZipInfo(f"{package}/__init__.py"), "")
+        for item in sorted(files("agentrl.sandboxes.supervisor").iterdir(), key=lambda item: item.name):
+            if item.name.endswith(".py"):
+                archive.writestr(zipfile.ZipInfo(f"{_PACKAGE}/{item.name}"), item.read_bytes())
+        archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
+    return buffer.getvalue()
+
+
+def memory_file(name: str, content: bytes = b"") -> int:
+    """An unnamed file in memory, at its start; the caller closes it."""
+    fd = os.memfd_create(name)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+class Child:
+    """A child process that holds the other end of `sock`. It is told to end by the end of its stdin, then killed.
+
+    Attributes:
+        sock: our end, non-blocking.
+        patience_s: how long it may clean up after its stdin has ended, before SIGKILL.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: dict[str, str],
+        pass_fds: Sequence[int] = (),
+        user: int | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Start it; `user` is the uid and gid that it runs as, None for ours.
+
+        Raises:
+            SandboxLost: it cannot be started.
+        """
+        self.patience_s = patience_s
+        self._stderr = memory_file("agentrl-stderr")
+        self.sock, theirs = socket.socketpair()
+        self.sock.setblocking(False)
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=self._stderr,
+                env=env,
+                cwd="/",
+                pass_fds=pass_fds,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.sock.close()
+            os.close(self._stderr)
+            raise SandboxLost(f"cannot start {argv[0]}: {error}") from error
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def words(self) -> str:
+        """The end of what it said on stderr, for the message of a failure."""
+        if self._stderr < 0:
+            return ""
+        size = os.fstat(self._stderr).st_size
+        tail = os.pread(self._stderr, STDERR_BYTES, max(0, size - STDERR_BYTES))
+        return tail.decode("utf-8", "replace").strip()
+
+    def hang_up(self) -> None:
+        """Close our end; where nothing needs cleaning up, kill at once. Safe to call twice."""
+        self.sock.close()
+        if self.patience_s <= 0 and self._process.poll() is None:
+            self._process.kill()
+
+    async def gone(self) -> None:
+        """Wait until it has ended and been reaped, killing it when its patience is over."""
+        self.hang_up()
+        deadline = time.monotonic() + self.patience_s
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                self._process.kill()
+            await asyncio.sleep(_POLL_S)
+        if self._stderr >= 0:
+            os.close(self._stderr)
+            self._stderr = -1

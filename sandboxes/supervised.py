@@ -1,0 +1,252 @@
+"""The Sandbox that every supervisor-based backend returns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from agentrl.errors import SandboxLost
+from agentrl.sandboxes.base import ExecResult, FileInfo, SandboxLimits
+from agentrl.sandboxes.client import Peer, Wire
+from agentrl.sandboxes.supervisor.frames import MAX_FRAME, PROTOCOL
+from agentrl.types import relative_path
+
+GRACE_S = 10.0
+OPEN_S = 30.0
+BATCH_BYTES = MAX_FRAME // 4
+KINDS = {"file", "dir", "link", "other"}
+# One thread per command unless it asks for more: a numeric library would start one per core and meet the limits.
+COMMON_ENV = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a supervisor has to know of where it runs, all as paths inside.
+
+    Attributes:
+        area: directory that holds the work area and the temporary directory.
+        private: its namespaces serve this sandbox only, so a reset can compare them with their start.
+        others: further directories that a reset empties.
+        env: environment of every command.
+        rlimits: names of `resource.RLIMIT_*` in lower case, without the prefix.
+        demands: what must be in force, of "traceless", "adopts", "limited".
+    """
+
+    area: str
+    private: bool
+    others: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    rlimits: Mapping[str, int] = field(default_factory=dict)
+    demands: frozenset[str] = frozenset()
+
+
+def rlimits(limits: SandboxLimits) -> dict[str, int]:
+    """The limits that bind each process by itself, wherever it runs. Bytes and counts."""
+    return {
+        "as": limits.memory_mb << 20,
+        "core": 0,
+        "fsize": limits.disk_mb << 20,
+        "memlock": 0,
+        "nofile": limits.open_files,
+    }
+
+
+class SupervisedSandbox:
+    """A sandbox whose work is done by a supervisor inside it; see `agentrl.sandboxes.base.Sandbox`.
+
+    Calls from several tasks of its event loop take turns.
+    """
+
+    def __init__(self, peer: Peer, limits: SandboxLimits) -> None:
+        if 2 * limits.output_bytes > BATCH_BYTES or limits.file_bytes > BATCH_BYTES:
+            raise ValueError(f"limits output_bytes and file_bytes must stay under {BATCH_BYTES // 2}, not {limits}")
+        self._limits = limits
+        self._wire = Wire(peer)
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, peer: Peer, place: Place, limits: SandboxLimits) -> Self:
+        """Greet a supervisor that has just been started; on failure its peer is ended.
+
+        Raises:
+            SandboxLost: it does not answer, speaks another protocol, or cannot keep what `place` demands.
+        """
+        sandbox = cls(peer, limits)
+        try:
+            await sandbox._greet(place)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def _greet(self, place: Place) -> None:
+        limits = ",".join(f"{name}={value}" for name, value in place.rlimits.items())
+        settings = [place.area, str(int(place.private)), ":".join(place.others), limits, *_settings(place.env)]
+        try:
+            answer = await self._call("hello", *(os.fsencode(text) for text in settings), timeout_s=OPEN_S)
+        except OSError as error:
+            raise SandboxLost(f"the supervisor cannot set itself up: {error}") from error
+        protocol, *facts = (self._wire.number(value) for value in answer)
+        held = {name for name, fact in zip(("traceless", "adopts", "limited"), facts, strict=False) if fact}
+        if protocol != PROTOCOL:
+            raise SandboxLost(f"the supervisor speaks protocol {protocol}, not {PROTOCOL}")
+        if missing := place.demands - held:
+            raise SandboxLost(
+                f"the sandbox cannot be {', '.join(sorted(missing))}: its Python lacks ctypes or resource;"
+                " install the Debian package libpython3-stdlib where it runs"
+            )
+
+    async def _call(self, verb: str, *arguments: bytes, timeout_s: float = GRACE_S) -> list[bytes]:
+        async with self._turn:
+            return await self._wire.call([verb.encode(), *arguments], timeout_s)
+
+    async def ping(self) -> None:
+        """Ask the supervisor for a sign of life.
+
+        Raises:
+            SandboxLost: there is none.
+        """
+        await self._call("ping")
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> ExecResult:
+        """Run a command in the work area; 127 is a command that is not there, 126 one that cannot be started.
+
+        Raises:
+            SandboxLost: the sandbox itself died or stopped answering.
+            ValueError: no argv, a NUL, or a time that is none.
+        """
+        words = [*argv, *_settings(env or {})]
+        if not argv or not argv[0] or any("\0" in word for word in words):
+            raise ValueError(f"argv {list(argv)!r} must name a program, and neither it nor env may hold a NUL")
+        if not 0 < timeout_s < 1e6:
+            raise ValueError(f"timeout_s={timeout_s} must be positive and below 1e6 seconds")
+        head = (b"%d" % int(timeout_s * 1e6), b"%d" % self._limits.output_bytes, stdin, b"%d" % len(argv))
+        answer = await self._call("exec", *head, *map(os.fsencode, words), timeout_s=timeout_s + GRACE_S)
+        if len(answer) != 6 or max(len(answer[4]), len(answer[5])) > max(self._limits.output_bytes, 8192):
+            raise self._broken("exec")
+        status, timed_out, dropped, wall = (self._wire.number(value) for value in answer[:4])
+        return ExecResult(
+            exit_code=None if status < 0 else status,
+            signal=-status if status < 0 else None,
+            stdout=answer[4],
+            stderr=answer[5],
+            timed_out=bool(timed_out),
+            dropped=dropped,
+            wall_s=wall / 1e6,
+        )
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        """Write files, making parent directories; a link in the way is replaced, never followed.
+
+        Raises:
+            OSError: the work area is full.
+            SandboxLost: the sandbox itself died or stopped answering.
+            ValueError: a path leaves the work area, or a file is larger than any sandbox takes.
+        """
+        for batch in _batches(files):
+            await self._call("put", *batch)
+
+    async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
+        """Read declared paths. What is missing, no regular file, behind a link or too large is left out.
+
+        Raises:
+            SandboxLost: the sandbox itself died or stopped answering.
+            ValueError: a path leaves the work area.
+        """
+        found: dict[str, bytes] = {}
+        names = [os.fsencode(relative_path(path)) for path in paths]
+        cap, size = self._limits.file_bytes, max(1, BATCH_BYTES // (self._limits.file_bytes + 1))
+        for start in range(0, len(names), size):
+            answer = await self._call("get", b"%d" % cap, *names[start : start + size])
+            for index, data in zip(answer[::2], answer[1::2], strict=False):
+                at = start + self._wire.number(index)
+                if not start <= at < min(start + size, len(paths)) or len(data) > cap:
+                    raise self._broken("get")
+                found[paths[at]] = data
+        return found
+
+    async def manifest(self) -> list[FileInfo]:
+        """Everything in the work area, sorted by path; a directory that its owner locked is unlocked to look inside.
+
+        Raises:
+            OSError: over 10,000 entries or 64 levels.
+            SandboxLost: the sandbox itself died or stopped answering.
+        """
+        answer = await self._call("manifest", timeout_s=3 * GRACE_S)
+        if len(answer) % 5:
+            raise self._broken("manifest")
+        return sorted((self._info(answer[at : at + 5]) for at in range(0, len(answer), 5)), key=lambda info: info.path)
+
+    def _info(self, row: list[bytes]) -> FileInfo:
+        kind = row[1].decode("ascii", "replace")
+        if kind not in KINDS:
+            raise self._broken("manifest")
+        return FileInfo(
+            path=os.fsdecode(row[0]),
+            kind=kind,  # type: ignore[arg-type]
+            mode=self._wire.number(row[2]),
+            size=self._wire.number(row[3]),
+            sha256=row[4].decode("ascii", "replace"),
+        )
+
+    async def reset(self) -> None:
+        """Kill every process of the sandbox, empty its work area, and verify both.
+
+        Raises:
+            SandboxLost: something is left, or the sandbox itself died or stopped answering.
+        """
+        await self._call("reset", timeout_s=3 * GRACE_S)
+
+    async def kill_all(self) -> None:
+        """End every process that runs in the sandbox but its supervisor.
+
+        Raises:
+            SandboxLost: some cannot be ended, or the sandbox itself died or stopped answering.
+        """
+        await self._call("kill")
+
+    async def close(self) -> None:
+        """End the sandbox and everything in it; safe to call twice, and from any event loop."""
+        self._wire.lose("the sandbox is closed")
+        await self._wire.peer.gone()
+
+    def _broken(self, verb: str) -> SandboxLost:
+        return self._wire.broken(f"the supervisor broke the protocol: a malformed answer to {verb}")
+
+
+def _settings(env: Mapping[str, str]) -> list[str]:
+    """`NAME=value` for each variable.
+
+    Raises:
+        ValueError: a name is empty or holds `=`.
+    """
+    for name in env:
+        if not name or "=" in name:
+            raise ValueError(f"environment variable {name!r} must have a name without '='")
+    return [f"{name}={value}" for name, value in env.items()]
+
+
+def _batches(files: Mapping[str, bytes]) -> Iterator[list[bytes]]:
+    """Arguments of `put`, cut so that each request fits a frame."""
+    batch: list[bytes] = []
+    size = 0
+    for path, data in files.items():
+        if len(data) > BATCH_BYTES:
+            raise ValueError(f"file {path!r} has {len(data)} bytes; a sandbox takes at most {BATCH_BYTES} per file")
+        if batch and (size + len(data) > BATCH_BYTES or len(batch) >= 2000):
+            yield batch
+            batch, size = [], 0
+        batch += [os.fsencode(relative_path(path)), bytes(data)]
+        size += len(data)
+    if batch:
+        yield batch

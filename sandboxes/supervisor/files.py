@@ -1,0 +1,258 @@
+"""Files of the work area, reached by directory descriptors and never through a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from agentrl.sandboxes.supervisor.frames import Fatal
+
+WIPE_ENTRIES = 500_000
+MANIFEST_ENTRIES = 10_000
+MANIFEST_DEPTH = 64
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def unlock(parent: int, name: bytes) -> None:
+    """Give the owner all rights on a directory, without following a link."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
+
+
+def open_directory(parent: int, name: bytes) -> int:
+    """Open a directory for reading and writing its entries, whatever its mode."""
+    try:
+        fd = os.open(name, DIRECTORY, dir_fd=parent)
+    except PermissionError:
+        unlock(parent, name)
+        fd = os.open(name, DIRECTORY, dir_fd=parent)
+    if stat.S_IMODE(os.fstat(fd).st_mode) & 0o700 != 0o700:
+        os.fchmod(fd, 0o700)
+    return fd
+
+
+def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[bytes, bool]]:
+    """(name, is a directory) of everything in a directory; links are not followed.
+
+    Raises:
+        OSError: EFBIG, there are more than `limit`.
+    """
+    names: list[tuple[bytes, bool]] = []
+    with os.scandir(directory) as found:
+        for entry in found:
+            if len(names) == limit:
+                raise OSError(errno.EFBIG, f"more than {limit} entries in one directory")
+            names.append((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)))
+    return names
+
+
+def wipe(root: int) -> None:
+    """Remove everything below a directory, however deep, with a fixed number of open files.
+
+    Each nested directory is moved up to the root before its own turn, so there is no recursion and no long path.
+
+    Raises:
+        Fatal: more than WIPE_ENTRIES entries; opening a new sandbox is cheaper.
+    """
+    prefix = b".wipe-" + os.urandom(8).hex().encode()
+    moved = seen = 0
+    while found := entries(root):
+        for name, is_directory in found:
+            if not is_directory:
+                os.unlink(name, dir_fd=root)
+                continue
+            directory = open_directory(root, name)
+            try:
+                inner = entries(directory)
+                seen += len(inner)
+                if seen > WIPE_ENTRIES:
+                    raise Fatal(f"more than {WIPE_ENTRIES} files to wipe")
+                for child, child_is_directory in inner:
+                    if child_is_directory:
+                        moved += 1
+                        lift(directory, child, root, prefix + b"-%d" % moved)
+                    else:
+                        os.unlink(child, dir_fd=directory)
+            finally:
+                os.close(directory)
+            os.rmdir(name, dir_fd=root)
+
+
+def lift(source: int, name: bytes, target: int, new_name: bytes) -> None:
+    """Move a directory from `source` into `target`; the kernel wants write access to it, as its `..` changes."""
+    try:
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+    except PermissionError:
+        unlock(source, name)
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def clear(parent: int, name: bytes) -> None:
+    """Remove one entry of any kind."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except IsADirectoryError:
+        directory = open_directory(parent, name)
+        try:
+            wipe(directory)
+        finally:
+            os.close(directory)
+        os.rmdir(name, dir_fd=parent)
+
+
+def components(path: bytes) -> list[bytes]:
+    """The parts of a relative path. The host checked it; an odd one here means that the host is broken."""
+    parts = path.split(b"/")
+    if any(part in (b"", b".", b"..") for part in parts):
+        raise Fatal("a path is not relative")
+    return parts
+
+
+def enter(parent: int, name: bytes) -> int:
+    """Open a subdirectory, made if it is missing and put in the place of anything that is no directory."""
+    for _ in range(3):  # a process of the agent may be racing us
+        try:
+            return open_directory(parent, name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            os.unlink(name, dir_fd=parent)
+        try:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        except FileExistsError:
+            continue
+    raise OSError(errno.EBUSY, "something keeps replacing a directory")
+
+
+def put_file(root: int, path: bytes, data: bytes) -> None:
+    """Write one file as a new inode, so that neither a link nor a hard link leads elsewhere."""
+    *parents, name = components(path)
+    at = os.dup(root)
+    try:
+        for part in parents:
+            inner = enter(at, part)
+            os.close(at)
+            at = inner
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, 0o644, dir_fd=at)
+        except FileExistsError:
+            clear(at, name)
+            fd = os.open(name, flags, 0o644, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def get_file(root: int, path: bytes, cap: int) -> bytes | None:
+    """Read a regular file of at most `cap` bytes with one name, reached without any link; None for all else."""
+    parts = components(path)
+    at = os.dup(root)
+    try:
+        for depth, part in enumerate(parts, 1):
+            # O_NONBLOCK: opening a FIFO must not wait for its writer.
+            flags = DIRECTORY if depth < len(parts) else os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            inner = os.open(part, flags, dir_fd=at)
+            os.close(at)
+            at = inner
+        info = os.fstat(at)
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or info.st_size > cap:
+            return None
+        chunks = []
+        while cap >= 0 and (chunk := os.read(at, min(cap + 1, 1 << 20))):
+            chunks.append(chunk)
+            cap -= len(chunk)
+        return b"".join(chunks) if cap >= 0 else None
+    except OSError as error:
+        absent = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENXIO, errno.ENAMETOOLONG)
+        if error.errno in absent:
+            return None
+        raise
+    finally:
+        os.close(at)
+
+
+def manifest(root: int) -> list[bytes]:
+    """Five fields (path, kind, mode, size, sha256) for each entry below a directory, as it is now.
+
+    A directory that its owner locked is listed with that mode, and then unlocked to look inside.
+
+    Raises:
+        OSError: EFBIG, more than MANIFEST_ENTRIES entries or MANIFEST_DEPTH levels.
+    """
+    fields: list[bytes] = []
+    pending = [b""]
+    while pending:
+        at = pending.pop()
+        directory = descend(root, at)
+        try:
+            for name, is_directory in entries(directory, MANIFEST_ENTRIES):
+                path = at + b"/" + name if at else name
+                if is_directory:
+                    pending.append(path)
+                fields += [path, *describe(directory, name)]
+        finally:
+            os.close(directory)
+        if at.count(b"/") >= MANIFEST_DEPTH or len(fields) > 5 * MANIFEST_ENTRIES:
+            raise OSError(errno.EFBIG, f"over {MANIFEST_ENTRIES} entries or {MANIFEST_DEPTH} levels in the work area")
+    return fields
+
+
+def describe(directory: int, name: bytes) -> list[bytes]:
+    """Kind, permission bits, size and sha256 (of files only) of one entry."""
+    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    kind, digest = b"other", b""
+    if stat.S_ISDIR(info.st_mode):
+        kind = b"dir"
+    elif stat.S_ISLNK(info.st_mode):
+        kind = b"link"
+    elif stat.S_ISREG(info.st_mode):
+        kind, digest = b"file", hash_file(directory, name)
+    return [kind, b"%d" % stat.S_IMODE(info.st_mode), b"%d" % info.st_size, digest]
+
+
+def descend(root: int, path: bytes) -> int:
+    """Open the directory at a path that a walk has just seen; a link that took its place is refused."""
+    at = os.dup(root)
+    for part in path.split(b"/") if path else ():
+        try:
+            inner = open_directory(at, part)
+        finally:
+            os.close(at)
+        at = inner
+    return at
+
+
+def hash_file(directory: int, name: bytes) -> bytes:
+    """Hex sha256 of a regular file; empty if it cannot be read."""
+    import hashlib  # loads OpenSSL, which most sandboxes never need
+
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+    except PermissionError:
+        return b""
+    digest = hashlib.sha256()
+    try:
+        while chunk := os.read(fd, 1 << 20):
+            digest.update(chunk)
+    finally:
+        os.close(fd)
+    return digest.hexdigest().encode()
+
+
+def scrub(directory: int) -> None:
+    """Take off what an owner can hang on a directory that stays: mode and extended attributes."""
+    os.fchmod(directory, 0o755)
+    for name in os.listxattr(directory):
+        os.removexattr(directory, name)

@@ -1,0 +1,179 @@
+"""Commands: how they start, how they end, and how everything that they left behind is ended too."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from agentrl.sandboxes.supervisor.frames import Fatal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KILL_S = 5.0
+CHUNK = 1 << 16
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
+Background = dict[int, int]  # pid -> start time in clock ticks, which tells a reused pid from the old one
+
+
+class Processes:
+    """All processes below this one. It is process 1 or their subreaper, so orphans come to it and none is lost."""
+
+    def __init__(self) -> None:
+        self.is_init = os.getpid() == 1
+        self.wakeup, write = os.pipe()
+        self._leader = 0
+        self.status: int | None = None
+        for fd in (self.wakeup, write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes the poll
+        # Without a handler of its own, no signal from inside can reach process 1.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def spawn(self, argv: list[bytes], env: dict[bytes, bytes], stdio: tuple[int, int, int]) -> None:
+        """Start a command as the leader of a new session, in the current directory.
+
+        When it has ended, `status` is its exit code, negative for a signal; one command at a time.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
+        self.status = None
+        error: OSError = FileNotFoundError(2, "not found in PATH")
+        folders = [b""] if b"/" in argv[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+        for folder in folders:
+            program = os.path.join(folder, argv[0])
+            if len(folders) > 1 and not os.access(program, os.X_OK):
+                continue
+            try:
+                self._leader = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=RESTORED)
+                return
+            except OSError as cause:
+                error = cause
+        raise error
+
+    def reap(self) -> None:
+        """Collect whatever has ended."""
+        try:  # noqa: SIM105 - contextlib is not worth its import time in every sandbox
+            os.read(self.wakeup, CHUNK)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._leader:
+                self._leader = 0
+                self.status = os.waitstatus_to_exitcode(status)
+
+    def has_none(self) -> bool:
+        """Whether nothing lives below this process: one system call, and a proof, as orphans come to it."""
+        self.reap()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
+
+    def background(self) -> Background:
+        """Every process below this one: what a command that starts now has not started."""
+        return {} if self.has_none() else {pid: start for pid, (_, start) in self._census().items()}
+
+    def kill(self, spared: Background) -> None:
+        """End every process below this one but the spared ones and what descends from those.
+
+        Raises:
+            Fatal: some are still there after KILL_S.
+        """
+        deadline = time.monotonic() + KILL_S
+        stopped: Background = {}
+        while not self.has_none():
+            doomed = self._doomed(spared)
+            if spared and not doomed:
+                return
+            if time.monotonic() > deadline:
+                raise Fatal(f"{len(doomed)} processes survive SIGKILL")
+            fresh = {pid: start for pid, start in doomed.items() if stopped.get(pid) != start}
+            if self.is_init and not spared:
+                _kill_namespace()
+            elif fresh:
+                # Stop all before killing any, so that nothing multiplies between two looks.
+                _send(fresh, signal.SIGSTOP)
+                stopped.update(fresh)
+                continue
+            else:
+                _send(doomed, signal.SIGKILL)
+            select.select([self.wakeup], [], [], 0.005)
+
+    def _census(self) -> dict[int, tuple[int, int]]:
+        """pid -> (parent, start time) of every live process below this one."""
+        table: dict[int, tuple[int, int]] = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (row := _stat(int(name))):
+                table[int(name)] = row
+        me = os.getpid()
+        return {pid: row for pid, row in table.items() if pid != me and _below(pid, table, me.__eq__)}
+
+    def _doomed(self, spared: Background) -> Background:
+        if self.is_init and not spared:
+            return {}  # all of them: no need to look
+        table = self._census()
+
+        def keeps(pid: int) -> bool:
+            return pid in spared and spared[pid] == table[pid][1]
+
+        return {pid: row[1] for pid, row in table.items() if not _below(pid, table, keeps)}
+
+
+def _kill_namespace() -> None:
+    """Kill all of the pid namespace at once: what has the signal pending cannot fork its way out."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:  # only zombies are left
+        return
+
+
+def _below(pid: int, table: dict[int, tuple[int, int]], root: Callable[[int], bool]) -> bool:
+    """Whether a process is a root or descends from one; `table` may be a little torn, so the walk is bounded."""
+    for _ in range(len(table) + 1):
+        if pid not in table:
+            return False
+        if root(pid):
+            return True
+        pid = table[pid][0]
+    return False
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(parent, start time) of a process; None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
+
+
+def _send(targets: Background, number: int) -> None:
+    """Signal processes by descriptor, so that a pid that was reused meanwhile is not hit."""
+    for pid, start in targets.items():
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            row = _stat(pid)
+            if row and row[1] == start:
+                signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(handle)
