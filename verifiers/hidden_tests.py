@@ -1,0 +1,215 @@
+"""Judge code by hidden tests, in a fresh grader sandbox, in a process that the candidate never shares.
+
+The verdict is reached on the host, from one bounded evidence message that carries a random nonce of this grading. Exit
+codes, markers in output and files are never looked at, so there is nothing of that kind to forge. See `runner` for the
+other end, and docs/verifiers.md for what is defended against, and what is left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from agentrl.errors import VerifierError
+from agentrl.sandboxes.base import SandboxPool
+from agentrl.types import Score, Task
+from agentrl.verifiers.base import Submission
+from agentrl.verifiers.hidden import Cases, Check, Hidden, Tests, read_hidden
+from agentrl.verifiers.runner.codec import CodecError, decode, encode
+
+PYTHON = "/usr/bin/python3"
+NONCE_BYTES = 16
+GRACE_S = 10.0
+_PARTS = {"cases": ("codec", "child", "judge"), "tests": ("codec", "minitest", "child", "judge")}
+_FACTS = {
+    "time_limit": "a time limit was met",
+    "ended": "the candidate's process ended",
+    "unreadable": "an answer of the candidate could not be read",
+    "memory": "an answer of the candidate was too large",
+    "unexpected_test": "tests were reported that do not exist",
+    "silenced": "the candidate ended the judge, which judges the reference without trouble",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the judge saw.
+
+    Attributes:
+        outcomes: one letter for each expected case or test: p passed, f failed, - not reached.
+        fact: what ended judging early; empty if nothing did.
+        broken: what is wrong with the hidden material; empty if nothing is.
+        calls: how often the candidate was asked.
+        survived: whether processes of the candidate could not be ended.
+    """
+
+    outcomes: str
+    fact: str = ""
+    broken: str = ""
+    calls: int = 0
+    survived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds for one call of the candidate and for everything, and the interpreter of the grader sandbox."""
+
+    call_s: float
+    wall_s: float
+    python: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.call_s <= self.wall_s < float("inf"):
+            raise ValueError(f"call_s={self.call_s} and wall_s={self.wall_s} must be positive and in this order")
+
+
+def hidden_tests(
+    *, call_s: float = 10.0, wall_s: float = 60.0, partial: bool = False, python: str = PYTHON
+) -> Callable[[Submission], Awaitable[Score]]:
+    """A verifier for code: 1.0 if every hidden case or test passes, else 0.0.
+
+    Args:
+        call_s: seconds that one call of the candidate (or loading its file) may take; beyond them the score is 0.
+        wall_s: seconds for all of them; beyond them the score is 0.
+        partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that share.
+        python: interpreter inside the grader sandbox.
+
+    The verifier raises VerifierError if the judge itself is broken, TaskError if the task's hidden part is none, and
+    SandboxLost if the grader sandbox died: never a number for these.
+    """
+    budget = Budget(call_s, wall_s, python)
+
+    async def verify(submission: Submission) -> Score:
+        hidden = read_hidden(submission.task)
+        missing = [path for path in submission.task.artifacts if path not in submission.artifacts]
+        if missing:
+            return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
+        evidence = await _find_evidence(submission, hidden, budget)
+        if evidence.broken:
+            raise VerifierError(f"task {submission.task.id!r}: {evidence.broken}")
+        return score(evidence, partial)
+
+    return verify
+
+
+def score(evidence: Evidence, partial: bool = False) -> Score:
+    """The verdict: passed is what is positively known to have passed, and nothing else."""
+    count, passed = len(evidence.outcomes), evidence.outcomes.count("p")
+    share = passed / count
+    whole = passed == count and not evidence.fact and not evidence.survived and evidence.calls > 0
+    why = f"{passed} of {count} hidden tests passed"
+    if evidence.fact.startswith("import:"):
+        why += f": loading the artifact raised {evidence.fact.removeprefix('import:')}"
+    elif evidence.fact:
+        why += f": {_FACTS.get(evidence.fact, 'judging ended early')}"
+    elif evidence.survived:
+        why += ": processes of the candidate could not be ended"
+    value = 1.0 if whole else share if partial and passed < count and not evidence.survived else 0.0
+    return Score(value, {"passed": share}, why)
+
+
+async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget) -> Evidence:
+    """Run the judge; if it falls silent, find out who is to blame.
+
+    A candidate can kill the judge (they share a user), and so can a broken machine. The judge is asked twice; if it
+    then speaks about the reference solution but not about the candidate, it was the candidate.
+
+    Raises:
+        VerifierError: the judge is silent about the reference too.
+    """
+    task = submission.task
+    if submission.pool is None:
+        raise VerifierError(f"task {task.id!r}: hidden tests need a sandbox pool, and the submission has none")
+    artifacts = {path: submission.artifacts[path] for path in task.artifacts}
+    for _ in range(2):
+        evidence, _ = await _run(submission.pool, artifacts, _request(hidden, budget, submission.seed), budget)
+        if evidence is not None:
+            return evidence
+    reference = _reference(task)
+    evidence, note = await _run(submission.pool, reference, _request(hidden, budget, submission.seed), budget)
+    if evidence is None:
+        raise VerifierError(f"task {task.id!r}: the judge gave no evidence, not even about the reference ({note})")
+    return Evidence("-" * hidden.count, fact="silenced")
+
+
+def _reference(task: Task) -> dict[str, bytes]:
+    """The oracle's artifacts; a file that is not given is empty."""
+    given = task.oracle.get("files", {})
+    return {path: str(given.get(path, "")).encode() for path in task.artifacts}
+
+
+async def _run(
+    pool: SandboxPool, artifacts: Mapping[str, bytes], request: dict[str, Any], budget: Budget
+) -> tuple[Evidence | None, str]:
+    """Judge once in a fresh sandbox; returns the evidence, or None and how the judge ended."""
+    body = encode(request)
+    stdin = _runner_packet(request["form"]) + len(body).to_bytes(4, "little") + body
+    async with pool.lease("grader") as sandbox:
+        await sandbox.put(artifacts)
+        result = await sandbox.exec(
+            [budget.python, "-I", "-S", "-B", "-c", _boot()], stdin=stdin, timeout_s=budget.wall_s + GRACE_S
+        )
+    evidence = None if result.dropped else read_evidence(result.stdout, request["nonce"], request["count"])
+    end = "timed out" if result.timed_out else f"exit code {result.exit_code}, signal {result.signal}"
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return evidence, f"{end}; {lines[-1][:200]}" if lines else end
+
+
+def _request(hidden: Hidden, budget: Budget, seed: int) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "nonce": secrets.token_bytes(NONCE_BYTES),
+        "count": hidden.count,
+        "call_s": float(budget.call_s),
+        "wall_s": float(budget.wall_s),
+    }
+    match hidden:
+        case Cases():
+            cases = [(case.args, dict(case.kwargs), case.want) for case in hidden.cases]
+            random.Random(seed).shuffle(cases)
+            request |= {"form": "cases", "path": hidden.path, "entry_point": hidden.entry_point}
+            request |= {"cases": cases, "atol": hidden.atol}
+        case Check():
+            request |= {"form": "check", "path": hidden.path, "entry_point": hidden.entry_point, "check": hidden.check}
+        case Tests():
+            request |= {"form": "tests", "tests": dict(hidden.tests), "ids": list(hidden.ids)}
+    return request
+
+
+def read_evidence(message: bytes, nonce: bytes, count: int) -> Evidence | None:
+    """The evidence in a message; None unless it is exactly one well-formed message with this nonce."""
+    if message[:NONCE_BYTES] != nonce:
+        return None
+    try:
+        found = decode(message[NONCE_BYTES:])
+    except CodecError:
+        return None
+    shape = {"outcomes": str, "fact": str, "broken": str, "calls": int, "survived": bool}
+    if type(found) is not dict or {key: type(value) for key, value in found.items()} != shape:
+        return None
+    if len(found["outcomes"]) != count or set(found["outcomes"]) - set("pf-"):
+        return None
+    return Evidence(**found)
+
+
+@cache
+def _boot() -> str:
+    return (files("agentrl.verifiers.runner") / "boot.py").read_text()
+
+
+@cache
+def _runner_packet(form: str) -> bytes:
+    """The runner as one frame: modules as source, and as code for graders with the host's Python version."""
+    folder = files("agentrl.verifiers.runner")
+    package = "agentrl.verifiers.runner"
+    texts = dict.fromkeys(("agentrl", "agentrl.verifiers", package), "")
+    texts |= {f"{package}.{part}": (folder / f"{part}.py").read_text() for part in _PARTS.get(form, _PARTS["cases"])}
+    modules = [(name, text, marshal.dumps(compile(text, name, "exec"))) for name, text in texts.items()]
+    packet = marshal.dumps((importlib.util.MAGIC_NUMBER, modules))
+    return len(packet).to_bytes(4, "little") + packet
