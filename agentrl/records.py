@@ -149,16 +149,21 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
     Raises:
         ContractError: `obj` is not strict JSON.
     """
-    target = Path(path)
     try:
         text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise ContractError(f"{target} cannot be written as JSON ({error}); use finite numbers and text") from error
+        raise ContractError(f"{path} cannot be written as JSON ({error}); use finite numbers and text") from error
+    write_bytes_atomic(path, text.encode(errors=_ESCAPE))
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file as a whole: written beside it, synced, renamed over it; its folders are made if missing."""
+    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text.encode(errors=_ESCAPE))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
