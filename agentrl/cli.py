@@ -91,8 +91,8 @@ def list_environments(as_json: Json = False) -> None:
         _print_json({"environments": rows})
         return
     for row in rows:
-        tasks = ", ".join(f"{split} {'endless' if count is None else count}" for split, count in row["tasks"].items())
-        print(f"{row['id']:<16} tasks: {tasks:<30} sandbox: {row['sandbox']:<12} {row['summary']}")
+        count = "endless" if row["tasks"] is None else row["tasks"]
+        print(f"{row['id']:<16} tasks: {count!s:<9} sandbox: {row['sandbox']:<9} {row['summary']}")
 
 
 @app.command()

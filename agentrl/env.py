@@ -6,6 +6,7 @@ Authors write messages and tools, never tokens; the instance sees a TaskView, ne
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import random
 import time
@@ -39,6 +40,7 @@ class ToolEnv:
         system: system message, if any.
         limits: when an episode is cut short.
         needs_sandbox: whether tools run code or touch files (then `self.sandbox` is there).
+        endless: whether its splits never end.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
 
     What a subclass defines: `tasks`; methods marked with `@tool`; and, if wanted, `prompt`, `setup`, `on_text`,
@@ -50,10 +52,17 @@ class ToolEnv:
     system: str = ""
     limits: Limits = Limits()
     needs_sandbox: bool = False
+    endless: bool = False
     artifacts: tuple[str, ...] = ()
 
     task: TaskView
     rng: random.Random
+
+    def __init_subclass__(cls) -> None:
+        """A verifier that is a plain function stays one: it must not become a method of the environment."""
+        super().__init_subclass__()
+        if inspect.isfunction(cls.__dict__.get("verifier")):
+            cls.verifier = staticmethod(cls.__dict__["verifier"])  # type: ignore[assignment]
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """Yield the tasks of a split ("train" or "test") in an order that `seed` fixes; it may never end."""

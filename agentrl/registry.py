@@ -104,6 +104,20 @@ def make(env_id: str, *, sandbox: str = "auto", parser: str = "hermes", **settin
     return GymEnv(factory(env_id, **settings), lambda: open_pool(sandbox, size=2), parser, render_mode)
 
 
+def describe(env_id: str) -> dict[str, Any]:
+    """One row of `agentrl list`; `tasks` is None for an environment whose splits never end."""
+    cls = environment(env_id)
+    splits = {split: None if cls.endless else sum(1 for _ in cls().tasks(split, 0)) for split in ("train", "test")}
+    return {
+        "id": env_id,
+        "version": int(env_id.rpartition("-v")[2]) if env_id.rpartition("-v")[2].isdigit() else None,
+        "tasks": None if cls.endless else len({task.id for split in splits for task in cls().tasks(split, 0)}),
+        "splits": splits,
+        "sandbox": "required" if cls.needs_sandbox else "none",
+        "summary": (cls.__doc__ or "").strip().partition("\n")[0],
+    }
+
+
 def register_gymnasium() -> None:
     """Register every known id with gymnasium, in its namespace `agentrl` (called by gymnasium's plugin loader)."""
     import gymnasium

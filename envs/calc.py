@@ -28,6 +28,7 @@ class Calculator(ToolEnv):
     system = "Use the calculator, then answer with the number alone."
     verifier = numeric()
     limits = Limits(turns=8, tool_calls=8, wall_s=30)
+    endless = True
 
     def __init__(self, operations: int = 2, largest: int = 99) -> None:
         if not 1 <= operations <= 4:

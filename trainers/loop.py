@@ -26,6 +26,9 @@ from agentrl.trajectory import Group
 MAX_GAP = 0.1
 """Mean |log π_trainer - log π_sampler| (nats per token) from which on training is stopped."""
 
+MAX_QUIET_ROUNDS = 5
+"""Rounds without a single group with signal after which training is stopped."""
+
 
 class TrainingError(AgentRLError):
     """Training cannot go on; the message says why and what to do."""
@@ -35,10 +38,12 @@ def train(run: Run) -> None:
     """Train from the run's current round to its last.
 
     Raises:
-        TrainingError: the loss is not a number, or sampler and trainer disagree.
+        TrainingError: the loss is not a number, sampler and trainer disagree, or nothing is left to learn from.
         UserError: the environment or a task is wrong for every episode alike.
     """
-    config = run.config
+    config, quiet = run.config, 0
+    if run.start == 0 and config.eval_every:
+        run.log(0, run.evaluate(0))
     for step in range(run.start, config.steps):
         started = time.perf_counter()
         groups = run.rollouts.gather(run.tasks(step), step)
@@ -54,7 +59,10 @@ def train(run: Run) -> None:
             "time/eval_s": time.perf_counter() - updated,
             "time/tokens_per_s": batch.n_tokens / (updated - started),
         }
-        run.log(step, metrics)
+        run.log(step + 1, metrics)
+        quiet = quiet + 1 if not any(group.has_signal for group in groups) else 0
+        if quiet >= MAX_QUIET_ROUNDS:
+            raise TrainingError(f"{quiet} rounds in a row gave no signal ({why_quiet(groups)}): nothing can be learnt from them")
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             run.save(step + 1)
 
@@ -135,6 +143,10 @@ def _summarize(history: Sequence[dict[str, float]]) -> dict[str, float]:
     return metrics | {"policy/updates": float(len(history)), "parity/gap_mean": history[0]["logprob_gap"]}
 
 
-def no_signal(groups: Sequence[Group]) -> bool:
-    """Whether no group of a round has two different rewards, so that nothing can be learnt from it."""
-    return not any(group.has_signal for group in groups)
+def why_quiet(groups: Sequence[Group]) -> str:
+    """In words, why the groups of a round teach nothing."""
+    rewards = {reward for group in groups for reward in group.rewards_G}
+    if rewards == {None}:
+        return "infrastructure failed every episode: see `failure` in episodes.jsonl"
+    solved = sum(episode.passed is True for group in groups for episode in group.episodes)
+    return "every task is solved: choose harder ones" if solved else "no task is ever solved: choose easier ones or warm-start"

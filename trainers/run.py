@@ -32,7 +32,8 @@ from agentrl.trajectory import Episode
 from agentrl.types import Task
 
 Listener = Callable[[str, Any], None]
-"""Told of ("episode", Episode) on the loop thread and of ("metrics", dict) and ("eval", dict) on the training thread."""
+"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row) and ("eval", summary)
+on the training thread."""
 
 
 class Run:
@@ -117,11 +118,13 @@ class Run:
         count = self.config.tasks_per_step
         if not hasattr(self, "_stream"):
             self._stream = itertools.islice(self._endless(), self.start * count, None)
+        self.listen("phase", (f"round {step + 1}/{self.config.steps}", count * self.config.group_size))
         return list(itertools.islice(self._stream, count))
 
     def evaluate(self, step: int) -> dict[str, float]:
         """pass@1 on the first held-out tasks, one sample each, and its interval."""
         tasks = list(itertools.islice(self._make().tasks("test", derive_seed(self.config.seed, "test")), self.config.eval_tasks))
+        self.listen("phase", (f"evaluation after round {step}", len(tasks)))
         groups = self.rollouts.gather(tasks, step, group_size=1, run=f"{self.folder.name}/eval")
         result = summarize((episode for group in groups for episode in group.episodes), (1,))
         self.listen("eval", {"step": step, **result})

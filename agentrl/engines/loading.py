@@ -38,7 +38,9 @@ def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {folder} has no config.json: save a model there with model.save_pretrained(...)")
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **kwargs)
     return model
 

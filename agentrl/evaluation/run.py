@@ -85,9 +85,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         progress.episode(episode)
 
     setting = Setting(plan.make, open_policy(plan, env), pool, f"{env.id}/{plan.policy}", plan.seed)
-    rollouts = Rollouts(
-        setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished
-    )
+    rollouts = Rollouts(setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished)
     try:
         refused = rollouts.run(admit(tasks, env.verifier, pool))
         admitted = [task for task in tasks if task.id not in refused]

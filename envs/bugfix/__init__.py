@@ -23,6 +23,7 @@ class BugFix(ToolEnv):
     verifier = hidden_tests()
     limits = Limits(turns=8, tool_calls=12, bad_calls=1, wall_s=60, tool_s=10)
     needs_sandbox = True
+    endless = True
 
     def __init__(self, **knobs: Any) -> None:
         self.knobs = Knobs(

@@ -1,0 +1,180 @@
+"""The environment contract: rules in words, checked on any environment. `agentrl check` runs it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from agentrl.env import ToolEnv
+from agentrl.errors import AgentRLError
+from agentrl.gym import GymEnv
+from agentrl.policies import Policy, Scripted, noop
+from agentrl.rollout import Rollouts, Setting
+from agentrl.sandboxes import open_pool
+from agentrl.tools import tools_of
+from agentrl.trajectory import Episode
+from agentrl.types import BadCall, Ending, Message, Task, ToolCall
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule, and what breaks it (empty where it holds)."""
+
+    rule: str
+    problem: str = ""
+
+
+def check_environment(make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox: str = "auto") -> list[Finding]:
+    """Try every rule on the first `n_tasks` tasks of each split.
+
+    Args:
+        make: builds the environment.
+        n_tasks: tasks per split.
+        sandbox: backend, for environments that need one.
+    """
+    return list(_findings(make, n_tasks, sandbox))
+
+
+def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterator[Finding]:
+    env = make()
+    yield Finding(
+        "its id ends in a version, as in name-v0", "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}"
+    )
+    yield _guarded("its tools are typed and documented", lambda: _check_tools(env))
+    tasks: dict[str, list[Task]] = {}
+    for split in SPLITS:
+        rule = f"split {split!r} has tasks, with different ids, in an order that the seed fixes"
+        yield _guarded(rule, lambda split=split: _check_split(make, split, n_tasks, tasks))  # type: ignore[misc]
+    if not all(tasks.get(split) for split in SPLITS):
+        return
+    yield _guarded("splits share no task", lambda: _check_disjoint(tasks))
+    yield _guarded("no long text of a hidden part or oracle is in what the agent gets", lambda: _check_leaks(tasks))
+    every = [task for split in SPLITS for task in tasks[split]]
+    every = list({task.id: task for task in every}.values())
+    oracle = _play(make, Scripted("oracle", env.oracle_actions), every, sandbox, group_size=2)
+    yield _judged("the oracle passes every task", oracle, lambda episode: episode.passed is True)
+    yield Finding("equal task and seed give an equal start", _unequal_starts(oracle))
+    idle = _play(make, noop(), every, sandbox)
+    yield _judged("doing nothing passes no task", idle, lambda episode: episode.passed is False)
+    rude = _play(make, Scripted("rude", lambda task: _rude_turns(env)), every[:2], sandbox)
+    yield _judged(
+        "bad calls are answered, never a crash", rude, lambda episode: episode.end.ending is not Ending.FAILED
+    )
+    yield _guarded("gymnasium's check_env passes", lambda: _check_gym(make, sandbox))
+
+
+def _guarded(rule: str, check: Callable[[], str]) -> Finding:
+    """Whatever a check raises is what breaks the rule."""
+    try:
+        return Finding(rule, check())
+    except Exception as error:  # noqa: BLE001 - the environment under test may raise anything
+        return Finding(rule, f"{type(error).__name__}: {error}")
+
+
+def _check_tools(env: ToolEnv) -> str:
+    """`@tool` refuses what is untyped; what remains is that every argument is described or self-explaining."""
+    return "" if tools_of(type(env)) or type(env).on_text is not ToolEnv.on_text else "it has no tools and no on_text"
+
+
+def _check_split(make: Callable[[], ToolEnv], split: str, n_tasks: int, found: dict[str, list[Task]]) -> str:
+    first, again = (list(itertools.islice(make().tasks(split, 0), n_tasks)) for _ in range(2))
+    found[split] = first
+    if not first:
+        return "it is empty"
+    if first != again:
+        return "the same seed gave other tasks"
+    if len({task.id for task in first}) < len(first):
+        return "two tasks share an id"
+    return ""
+
+
+def _check_disjoint(tasks: dict[str, list[Task]]) -> str:
+    content = {split: {(task.instruction, *task.files.items()): task.id for task in tasks[split]} for split in SPLITS}
+    shared = [content["train"][key] for key in content["train"].keys() & content["test"].keys()]
+    return f"task {sorted(shared)[0]} is in both" if shared else ""
+
+
+def _check_leaks(tasks: dict[str, list[Task]]) -> str:
+    for task in itertools.chain.from_iterable(tasks.values()):
+        seen = json.dumps(task.view().model_dump(mode="json"), ensure_ascii=False)
+        for text in _texts([task.hidden, task.oracle]):
+            if len(text) >= 40 and json.dumps(text, ensure_ascii=False)[1:-1] in seen:
+                return f"task {task.id} shows {text[:40]!r}…"
+    return ""
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _play(
+    make: Callable[[], ToolEnv], policy: Policy, tasks: list[Task], sandbox: str, group_size: int = 1
+) -> list[Episode] | str:
+    """All episodes, or what went wrong before there were any."""
+    try:
+        rollouts = Rollouts(Setting(make, policy, open_pool(sandbox)), group_size=group_size, concurrency=4)
+    except AgentRLError as error:
+        return str(error)
+    try:
+        groups = rollouts.gather(tasks, 0)
+    except Exception as error:  # noqa: BLE001 - the environment under test may raise anything
+        return f"{type(error).__name__}: {error}"
+    finally:
+        rollouts.close()
+    return [episode for group in groups for episode in group.episodes]
+
+
+def _judged(rule: str, episodes: list[Episode] | str, holds: Callable[[Episode], bool]) -> Finding:
+    if isinstance(episodes, str):
+        return Finding(rule, episodes)
+    wrong = [episode for episode in episodes if not holds(episode)]
+    if not wrong:
+        return Finding(rule)
+    first = wrong[0]
+    why = first.failure or first.score.why
+    return Finding(
+        rule, f"{len(wrong)} of {len(episodes)} do not, first task {first.task.id} ({first.end.value}): {why}"
+    )
+
+
+def _unequal_starts(episodes: list[Episode] | str) -> str:
+    if isinstance(episodes, str):
+        return episodes
+    starts: dict[str, set[str]] = {}
+    for episode in episodes:
+        starts.setdefault(episode.task.id, set()).add(episode.start)
+    wrong = [task for task, seen in starts.items() if len(seen) > 1]
+    return f"task {wrong[0]} began in {len(starts[wrong[0]])} different states" if wrong else ""
+
+
+def _rude_turns(env: ToolEnv) -> Iterator[Message]:
+    yield Message.assistant("", ToolCall("no_such_tool", {}))
+    for spec in env.tools:
+        yield Message.assistant("", ToolCall(spec.name, {"no_such_argument": [None]}))
+    yield Message.assistant("\x00\ud83d", BadCall("{", "this is no JSON"))
+
+
+def _check_gym(make: Callable[[], ToolEnv], sandbox: str) -> str:
+    from gymnasium.utils.env_checker import check_env
+
+    face = GymEnv(make, lambda: open_pool(sandbox, size=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_env(face, skip_render_check=True)
+    return ""
+
+
+__all__ = ["Finding", "check_environment"]

@@ -1,0 +1,78 @@
+"""A training run as a user sees it: settings in, live progress on the terminal, a run folder with a report out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.display import EpisodeBar, console, episode_bar
+from agentrl.evaluation.report import write_report
+from agentrl.trainers import checkpoint
+from agentrl.trainers.config import TrainConfig, read_config
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Listener, Run
+
+
+
+def run_training(config: Path, folder: Path, *, overrides: Sequence[str] = (), resume: bool = False) -> dict[str, Any]:
+    """Train as a TOML file says.
+
+    Returns:
+        {"run", "steps", "model", "report", "eval"}: folders, rounds done, and the last held-out evaluation.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing was written.
+        TrainingError: training cannot go on; the run folder keeps all that was reached.
+    """
+    return train_with_display(read_config(config, overrides), folder, resume=resume)
+
+
+def train_with_display(config: TrainConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train with a progress bar, then write the report, which is also written when training stops early."""
+    with episode_bar("starting") as bar:
+        with Run(config, folder, resume=resume, listen=follow(bar, config)) as run:
+            try:
+                train(run)
+            finally:
+                if (folder / "metrics.jsonl").stat().st_size:
+                    report = write_report(folder, tokenizer=run.tokenizer)
+    last = checkpoint.latest(folder)
+    rows = run.history()
+    return {
+        "run": str(folder),
+        "steps": config.steps,
+        "model": str(last.model) if last else None,
+        "report": str(report),
+        "eval": [{k: row[k] for k in row if k == "step" or k.startswith("eval/")} for row in rows if "eval/pass_at_1" in row],
+    }
+
+
+def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
+    """A listener that moves the bar with every episode and prints a line for every round."""
+
+    def listen(kind: str, what: Any) -> None:
+        if kind == "episode":
+            bar.episode(what)
+        elif kind == "phase":
+            bar.restart(*what)
+        elif kind == "metrics":
+            console.print(describe(what, config.steps), highlight=False)
+
+    return listen
+
+
+def describe(row: dict[str, Any], steps: int) -> str:
+    """One round in one line."""
+    shown = (
+        ("reward/mean", "reward {:.3f}"),
+        ("groups/no_signal", "no signal {:.0%}"),
+        ("policy/entropy", "entropy {:.3f}"),
+        ("policy/kl", "kl {:.4f}"),
+        ("length/sampled_mean", "tokens {:.0f}"),
+        ("time/rollout_s", "rollout {:.1f} s"),
+        ("time/update_s", "update {:.1f} s"),
+        ("eval/pass_at_1", "[bold]held-out pass@1 {:.3f}[/bold]"),
+    )
+    parts = [text.format(row[name]) for name, text in shown if name in row]
+    return f"round {row['step']:>{len(str(steps))}}/{steps}  " + "  ".join(parts)
