@@ -117,6 +117,15 @@ def test_golden_gae():
     assert returns_T[MASK].tolist() == pytest.approx([0.94625, 0.975, 1.0], abs=1e-6)
 
 
+def test_gae_is_the_discounted_sum_of_temporal_differences():
+    rewards, values, gamma, lam = [0.1, -0.4, 0.0, 1.0], [0.3, 0.2, -0.1, 0.6], 0.9, 0.7
+    deltas = [r + gamma * v_next - v for r, v, v_next in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    expected = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, 4)) for t in range(4)]
+    found = gae(torch.tensor(rewards).double(), torch.tensor(values).double(), torch.ones(4), gamma, lam)
+    assert found.advantages_T.tolist() == pytest.approx(expected)
+    assert found.returns_T.tolist() == pytest.approx([a + v for a, v in zip(expected, values, strict=True)])
+
+
 def test_gae_credits_what_stands_on_an_observation_to_the_last_trained_token():
     paid_later = gae(
         torch.tensor([0.0, 0, 0.5, 0, 0, 0, 1.0]), torch.ones(7), torch.tensor([1, 1, 0, 0, 0, 1, 0]), 0.9, 0.8

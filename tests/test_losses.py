@@ -191,6 +191,13 @@ def test_recipes_are_looked_up_by_name_and_take_settings():
     assert metrics["logprob_gap"] == 0
 
 
+def test_the_grpo_recipe_weighs_episodes_alike_and_divides_by_the_standard_deviation():
+    batch = recipe("grpo").advantage(pack([group(1.0, 0.0)], 0))
+    logprobs_BT = batch.old_logprobs_BT + torch.tensor([[math.log(1.1)], [0.0]])
+    loss, _ = recipe("grpo").loss(PolicyOutput(logprobs_BT), batch)
+    assert float(loss) == pytest.approx(-0.1 * 0.7071058 / 2, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
