@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor
 
 from agentrl.trainers.batch import TokenBatch, pack
@@ -12,6 +13,18 @@ from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
 from agentrl.types import EndReason, Message, Score, TaskView
 
 PAD = 0
+
+# Generated alike every time; no shrinking, because a mutant only has to be found.
+quick = settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def branch(prompt: int, *turns: tuple[int, int], first_id: int = 10, version: int = 3) -> Trajectory:
