@@ -91,7 +91,8 @@ def metrics_row(step: int, steps: int, chance: random.Random) -> dict[str, float
         "reward/std": math.sqrt(p * (1 - p)),
         "pass/train": p,
         "policy/entropy": 0.62 * math.exp(-1.1 * late) + chance.gauss(0, 0.008),
-        "policy/kl": 0.09 * late + abs(chance.gauss(0, 0.003)),
+        "policy/kl": 0.004 + abs(chance.gauss(0, 0.001)),
+        "policy/ref_kl": 0.09 * late + abs(chance.gauss(0, 0.003)),
         "policy/clip_low": 0.012 + 0.01 * chance.random(),
         "policy/clip_high": 0.021 + 0.012 * chance.random(),
         "policy/grad_norm": 0.5 + 0.25 * chance.random() + (2.1 if step == 23 else 0),
@@ -105,7 +106,7 @@ def metrics_row(step: int, steps: int, chance: random.Random) -> dict[str, float
         "format/bad_calls_rate": 0.08 * math.exp(-4 * late) + 0.004 * chance.random(),
         "groups/all_pass": max(0.0, p**5 + chance.gauss(0, 0.02)),
         "groups/all_fail": max(0.0, (1 - p) ** 4 + chance.gauss(0, 0.015)),
-        "episodes/failed_infra": lost,
+        "episodes/failed_infra": float(lost > 0.003),
         "episodes/truncated": cut,
         "end/submitted": 1 - cut - lost - odd,
         "end/format_error": odd,
@@ -114,7 +115,7 @@ def metrics_row(step: int, steps: int, chance: random.Random) -> dict[str, float
         "end/sandbox_lost": lost,
         "time/rollout_s": 2.4 - 0.5 * late + 0.2 * chance.random(),
         "time/update_s": 1.3 + 0.1 * chance.random(),
-        "tokens_per_s": 7300 + chance.gauss(0, 300),
+        "time/tokens_per_s": 7300 + chance.gauss(0, 300),
     }
     row["groups/no_signal"] = row["groups/all_pass"] + row["groups/all_fail"]
     if step % 5 == 0:
@@ -169,7 +170,9 @@ def fake_episode(step: int, sample: int, p: float, chance: random.Random, words:
         "3 of 3 hidden tests pass" if solved else "1 of 3 hidden tests pass",
     )
     return Episode(
-        key=EpisodeKey("seed7", step, f"bugfix-{name}-{chance.randrange(400):03}", sample),
+        key=EpisodeKey(
+            "seed7/eval" if sample == 4 else "seed7", step, f"bugfix-{name}-{chance.randrange(400):03}", sample
+        ),
         env="bugfix-v0",
         task=TaskView(id=f"bugfix-{name}", instruction=opening.content),
         start="8c1f",

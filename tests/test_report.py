@@ -237,11 +237,21 @@ def test_episodes_are_chosen_widely():
                 end, reward = EndReason.MAX_TURNS, 0.0
             if sample == 2 and step % 10 == 6:
                 end, reward = EndReason.SANDBOX_LOST, None
-            lights.append(viewer.Light.of(episode(sample, step=step, reward=reward, end=end)))
+            key = EpisodeKey("run/eval" if sample == 1 else "run", step, "task", sample)
+            lights.append(viewer.Light.of(episode(key=key, reward=reward, end=end)))
     chosen = viewer.choose(lights)
     assert len(chosen) == 60 and chosen == viewer.choose(lights) != viewer.choose(lights, seed=1)
     tags = {tag for reasons in chosen.values() for tag in reasons}
-    assert tags == {"first step", "last step", "top reward", "lowest reward", "random", "truncated", "infra"}
+    assert tags == {
+        "first step",
+        "last step",
+        "top reward",
+        "lowest reward",
+        "random",
+        "truncated",
+        "infra",
+        "held-out",
+    }
     assert {key.step for key, reasons in chosen.items() if "last step" in reasons} == {49}
     assert len({key.step for key in chosen}) > 20
     assert len(viewer.choose(lights[:7])) == 7 and viewer.choose([]) == {}
@@ -267,8 +277,9 @@ def test_tool_outcomes_are_read_off_the_fixed_form():
 
 def test_an_evaluation_alone_makes_a_page(tmp_path):
     summary = {"pass_at": {"1": 0.5, "4": 0.75}, "ci95": {"1": [0.4, 0.6], "4": None}, "n_tasks": 40}
-    write_json_atomic(tmp_path / "eval.json", summary)
+    write_json_atomic(tmp_path / "eval.json", {**summary, "env": "calc-v0", "policy": "hf:models/a", "seed": 3})
     page = report(tmp_path)
+    assert "calc-v0" in page.text and "policy hf:models/a seed 3" in page.text
     assert "0.50" in page.text and "pass@4 0.75" in page.text and "over 40 tasks" in page.text
     assert "Learning curves" not in page.text and page.data["episodes"] == []
     write_json_atomic(tmp_path / "eval.json", {"before": {**summary, "pass_at": {"1": 0.25}}, "after": summary})
@@ -322,7 +333,7 @@ def rows(**columns):
         ({"length/sampled_mean": lambda s: 50 + 10 * s}, "Responses grew from 70 to 220"),
         ({"policy/clip_low": lambda s: 0.2, "policy/clip_high": lambda s: 0.2}, "40% of tokens are clipped"),
         ({"parity/gap_mean": lambda s: 0.45}, "differ by up to 0.45 nats"),
-        ({"format/bad_calls_rate": lambda s: 0.5}, "50% of tool calls cannot be read"),
+        ({"format/bad_calls_rate": lambda s: 0.5}, "50% of the last episodes hold"),
         ({}, "measured fewer than twice"),
     ],
 )  # fmt: skip

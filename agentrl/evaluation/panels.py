@@ -26,7 +26,7 @@ class Panel:
 
 PANELS = (
     Panel("Entropy", "nats per sampled token; exploration dies at zero", (("entropy", "policy/entropy"),)),
-    Panel("KL divergence", "nats per token to the reference policy", (("KL", "policy/kl"),)),
+    Panel("KL divergence", "nats per token", (("to the sampler", "policy/kl"), ("to the reference", "policy/ref_kl"))),
     Panel(
         "Clip fraction",
         "share of trained tokens at each bound",
@@ -48,7 +48,7 @@ PANELS = (
     ),
     Panel(
         "Tool errors",
-        "share of tool calls",
+        "share of calls; unreadable: share of episodes with one",
         (("error", "tools/error_rate"), ("unreadable", "format/bad_calls_rate")),
     ),
     Panel(
@@ -57,11 +57,11 @@ PANELS = (
         (("mean", "parity/gap_mean"), ("max", "parity/gap_max")),
     ),
     Panel(
-        "Cut short or lost",
-        "by a limit, or by infrastructure",
-        (("truncated", "episodes/truncated"), ("lost", "episodes/failed_infra")),
+        "Cut short",
+        "share of episodes that met a limit",
+        (("truncated", "episodes/truncated"),),
     ),
-    Panel("Throughput", "tokens per second", (("tokens/s", "tokens_per_s"),)),
+    Panel("Throughput", "tokens per second", (("tokens/s", "tokens_per_s"), ("tokens/s", "time/tokens_per_s"))),
 )
 
 _TONES = {
@@ -84,8 +84,8 @@ END_TONES = _end_tones()
 
 
 def build(rows: Rows) -> list[Chart]:
-    """All charts for which something was logged: learning first and wide, then the panels, then endings and time."""
-    charts = [_held_out(rows), _reward(rows), *(_panel(panel, rows) for panel in PANELS), _endings(rows), _time(rows)]
+    """All charts for which something was logged: the four wide ones first, then the panels."""
+    charts = [_held_out(rows), _reward(rows), _endings(rows), _time(rows), *(_panel(panel, rows) for panel in PANELS)]
     return [chart for chart in charts if any(line.points for line in chart.series)]
 
 

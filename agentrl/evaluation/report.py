@@ -45,13 +45,14 @@ def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -
         UserError: the folder holds neither metrics nor episodes nor an evaluation, or one of them cannot be read.
     """
     folder = Path(run_dir)
-    settings = _settings(folder / "config.toml")
     metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
     evaluation = _evaluation(folder / "eval.json")
+    settings = _settings(folder / "config.toml", evaluation)
     lights = _lights(folder / "episodes.jsonl")
     if not (metrics or lights or evaluation):
         raise UserError(f"{folder} holds no metrics.jsonl, episodes.jsonl or eval.json; give the folder of a run")
-    decoder = tokenizer or viewer.find_decoder(folder, _lookup(settings, "model", "model.path", "model.name"))
+    model = _lookup(settings, "model", "model.path", "policy").removeprefix("hf:")
+    decoder = tokenizer or viewer.find_decoder(folder, model)
     shown = _episodes(folder / "episodes.jsonl", viewer.choose(lights))
     charts = panels.build(metrics)
     data = {
@@ -65,7 +66,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -
         tiles=_tiles(metrics, lights),
         signs=find_signs(metrics) if metrics else [],
         has_metrics=bool(metrics),
-        charts=[{"chart": chart, "svg": Markup(svg(chart))} for chart in charts],
+        charts=[{"index": place, "chart": chart, "svg": Markup(svg(chart))} for place, chart in enumerate(charts)],
         settings=settings,
         endings=_endings(lights),
         tools=_tools(lights),
@@ -104,10 +105,10 @@ def _script_json(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _settings(path: Path) -> dict[str, str]:
-    """Dotted name → value, of `config.toml`."""
+def _settings(path: Path, evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted name → value, of `config.toml`; without one, what an evaluation says of itself."""
     if not path.is_file():
-        return {}
+        return {name: str(evaluation[name]) for name in ("env", "policy", "split", "seed") if name in evaluation}
     try:
         tree = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -174,11 +175,11 @@ def _episodes(path: Path, chosen: Mapping[EpisodeKey, Sequence[str]]) -> list[_R
 def _heading(
     folder: Path, settings: Mapping[str, str], metrics: Sequence[_Row], lights: Sequence[viewer.Light]
 ) -> _Row:
-    seconds = sum(
-        value for row in metrics for key, value in row.items() if key.startswith("time/") and _is_number(value)
-    )
+    parts = ("time/rollout_s", "time/update_s", "time/eval_s")
+    seconds = sum(row[key] for row in metrics for key in parts if _is_number(row.get(key)))
     facts = {
-        "model": _lookup(settings, "model", "model.path", "model.name", "policy"),
+        "model": _lookup(settings, "model", "model.path"),
+        "policy": _lookup(settings, "policy"),
         "recipe": _lookup(settings, "recipe", "algorithm", "recipe.name", "train.recipe"),
         "seed": _lookup(settings, "seed", "run.seed", "train.seed"),
         "steps": str(len(metrics)) if metrics else "",
@@ -235,13 +236,14 @@ def _tiles(metrics: Sequence[_Row], lights: Sequence[viewer.Light]) -> list[_Row
         ("Reward", "reward/mean"),
         ("No-signal groups", "groups/no_signal"),
         ("Entropy", "policy/entropy"),
-        ("Parity gap", "parity/gap_max"),
+        ("Parity gap", "parity/gap_mean"),
         ("Tokens per second", "tokens_per_s"),
+        ("Tokens per second", "time/tokens_per_s"),
     ):
         values = [row[key] for row in metrics if _is_number(row.get(key))]
         if values:
-            value = max(values) if key == "parity/gap_max" else values[-1]
-            note = "nats, largest" if key == "parity/gap_max" else f"from {format_number(values[0])}"
+            value = max(values) if key == "parity/gap_mean" else values[-1]
+            note = "nats, worst step" if key == "parity/gap_mean" else f"from {format_number(values[0])}"
             tiles.append({"label": label, "value": format_number(value), "note": note})
     if lights:
         failed = sum(light.ending is Ending.FAILED for light in lights)

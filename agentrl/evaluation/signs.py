@@ -116,7 +116,7 @@ def _levels(rows: Rows) -> list[str]:
         )
     bad = _ends(rows, "format/bad_calls_rate")
     if bad and bad[1] > BAD_CALLS_SHARE:
-        found.append(f"{bad[1]:.0%} of tool calls cannot be read in the last steps.")
+        found.append(f"{bad[1]:.0%} of the last episodes hold a tool call that cannot be read.")
     return found
 
 

@@ -58,7 +58,7 @@ class Light:
 
 
 def choose(episodes: Sequence[Light], limit: int = MAX_EPISODES, seed: int = 0) -> dict[EpisodeKey, list[str]]:
-    """Pick episodes and say why: first and last step, highest and lowest reward, each odd ending, and random ones.
+    """Pick episodes and say why: first and last step, highest and lowest reward, held-out tasks, odd endings, random.
 
     The kinds take turns, so that any leading part of the answer is as mixed as the whole.
     """
@@ -72,10 +72,11 @@ def choose(episodes: Sequence[Light], limit: int = MAX_EPISODES, seed: int = 0) 
         "lowest reward": sorted(scored, key=lambda row: row.reward or 0.0),
         "random": shuffled,
         "truncated": [row for row in shuffled if row.ending is Ending.TRUNCATED],
+        "held-out": [row for row in shuffled if row.key.run.endswith("/eval")],
         "infra": [row for row in shuffled if row.ending is Ending.FAILED],
     }
     chosen: dict[EpisodeKey, list[str]] = {}
-    share = max(2, limit // 5)
+    share = max(2, limit // 6)
     for turn in zip_longest(*(rows[:share] for rows in kinds.values())):
         for kind, row in zip(kinds, turn, strict=True):
             if row is not None and (row.key in chosen or len(chosen) < limit):

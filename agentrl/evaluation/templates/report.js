@@ -81,7 +81,7 @@
     truncated: (episode) => episode.ending === "truncated",
     infra: (episode) => episode.ending === "failed",
   };
-  const PICKS = ["any", "first step", "last step", "top reward", "lowest reward", "random"];
+  const PICKS = ["any", "first step", "last step", "top reward", "lowest reward", "held-out", "random"];
   const picked = (name) => (episode) => name === "any" || episode.tags.includes(name);
 
   function visible() {
