@@ -27,7 +27,7 @@ _KIND = {SegmentKind.PROMPT: "p", SegmentKind.SAMPLED: "s", SegmentKind.OBSERVAT
 class Decoder(Protocol):
     """What a report needs of a tokenizer; those of `transformers` and of `tokenizers` both fit."""
 
-    def decode(self, ids: Any, *, skip_special_tokens: bool) -> Any:
+    def decode(self, ids: Any, /, *, skip_special_tokens: bool) -> Any:
         """Text of token ids."""
         ...
 
