@@ -1,3 +1,4 @@
+# agentrl
 # Every target does all set-up by itself on a fresh machine. AGENTRL_REQUIRE names real parts that must be there.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -6,12 +7,15 @@ BIN := $(VENV)/bin
 SEED ?= 0
 ONLY ?=
 
-.PHONY: setup demo test test-long check bench clean
+.PHONY: setup demo test test-long check format bench clean
 
+# A Python without ensurepip (Debian without python3-venv) borrows its own pip for the new environment.
+# Files are compiled when they are first imported: most of them never are.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentrl needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV) 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[train,docker,dev]'
 	touch $@
 
 setup: $(VENV)/.ready
@@ -30,6 +34,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ONLY)
