@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from agentrl.errors import SandboxLost
+from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.launch import Child, memory_file, program
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
@@ -19,6 +20,7 @@ _SHM_MB = 16
 _FIRST_UID, _UIDS = 2_000_000_000, 100_000
 _PASSWD = f"sandbox:x:{UID}:{UID}::{AREA}/work:/bin/sh\n"
 _GROUP = f"sandbox:x:{UID}:\n"
+_FILTER = "seccomp"
 _uids = itertools.count(os.getpid() * 64)
 
 
@@ -74,7 +76,13 @@ def missing() -> str | None:
 
 
 def _contents() -> dict[str, bytes]:
-    return {"/supervisor.pyz": program(), "/etc/passwd": _PASSWD.encode(), "/etc/group": _GROUP.encode()}
+    """What bubblewrap reads from descriptors: files by their path inside, and the system-call filter."""
+    texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
+    return {
+        "/supervisor.pyz": program(),
+        _FILTER: seccomp.program(),
+        **{path: text.encode() for path, text in texts.items()},
+    }
 
 
 def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
@@ -87,11 +95,13 @@ def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
             argv += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             argv += ["--ro-bind", str(path), str(path)]
+    argv += ["--perms", "0755", "--dir", "/etc", "--seccomp", str(files[_FILTER])]
+    for path_inside, fd in files.items():
+        if path_inside != _FILTER:
+            argv += ["--perms", "0444", "--ro-bind-data", str(fd), path_inside]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):
         argv += ["--ro-bind-try", name, name]
-    for path_inside, fd in files.items():
-        argv += ["--ro-bind-data", str(fd), path_inside]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue"]
+    argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev", "--mqueue", "/dev/mqueue"]
     argv += ["--size", str(_SHM_MB << 20), "--perms", "0700", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     argv += ["--size", str(limits.disk_mb << 20), "--perms", "0755", "--tmpfs", AREA]
     argv += ["--symlink", f"{AREA}/tmp", "/tmp", "--remount-ro", "/"]

@@ -72,8 +72,8 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 argv,
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self._stderr,
                 env=env,
                 cwd="/",
