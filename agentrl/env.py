@@ -19,7 +19,7 @@ from agentrl.errors import ContractError
 from agentrl.sandboxes.base import Sandbox
 from agentrl.tools import Tool, ToolResult, call_tool, clip_text, tools_of
 from agentrl.trajectory import Counts
-from agentrl.types import EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
+from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
 from agentrl.verifiers.base import Verifier
 
 
@@ -106,8 +106,12 @@ class ToolEnv:
         return tuple(entry.spec for entry in tools_of(type(self)).values())
 
     def finish(self, reason: EndReason = EndReason.SUBMITTED) -> None:
-        """End the episode after the current tool call."""
-        self._end = reason
+        """End the episode after the current tool call.
+
+        Raises:
+            ContractError: the reason names a failure of the machinery, which only the machinery can find.
+        """
+        self._end = self._checked(reason)
 
     async def reset(
         self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None
@@ -118,8 +122,8 @@ class ToolEnv:
             ContractError: the environment needs a sandbox and got none.
         """
         if self.needs_sandbox and sandbox is None:
-            raise ContractError(f"{self.id} needs a sandbox: choose one with sandbox='bubblewrap', 'docker' or 'process'")
-        self.task = TaskView(**{name: getattr(task, name) for name in TaskView.model_fields})
+            raise ContractError(f"{self.id} needs a sandbox: choose one with sandbox='bubblewrap' or 'process'")
+        self.task = task.view()
         self.rng = random.Random(seed)
         self._sandbox, self._end, self._turns = sandbox, None, 0
         self._outcomes: Counter[str] = Counter()
@@ -138,10 +142,11 @@ class ToolEnv:
 
         Raises:
             InfraError: the sandbox or another part below a tool is gone.
+            ContractError: `on_text` answers nothing and goes on, or ends the episode as a failure of the machinery.
         """
         self._turns += 1
         if not action.tool_calls:
-            return self._limited(await self.on_text(action))
+            return self._limited(await self._answer(action))
         observations = []
         for call in action.tool_calls:
             if self._outcomes.total() >= self.limits.tool_calls:
@@ -155,6 +160,13 @@ class ToolEnv:
                 break
         return self._limited(Step(tuple(observations), self._end))
 
+    async def _answer(self, action: Message) -> Step:
+        step = await self.on_text(action)
+        end = self._checked(step.end or self._end)
+        if end is None and not step.messages:
+            raise ContractError(f"{self.id}.on_text gave no message and no end: the policy would speak to nobody")
+        return replace(step, end=end)
+
     async def collect(self) -> dict[str, bytes]:
         """End all processes of the sandbox and copy the declared artifacts out."""
         names = self.task.artifacts or self.artifacts
@@ -164,7 +176,9 @@ class ToolEnv:
         return await self._sandbox.get(names)
 
     def counts(self) -> Counts:
-        """What happened so far in this episode (tokens are the policy's to count)."""
+        """What happened so far in this episode (tokens are the policy's to count); all zero before `reset`."""
+        if not self._started:
+            return Counts()
         errors = self._outcomes.total() - self._outcomes["ok"]
         return Counts(
             turns=self._turns,
@@ -191,16 +205,20 @@ class ToolEnv:
 
     async def _fingerprint(self, opening: Sequence[Message]) -> str:
         """Hash of everything an episode starts from: opening, tools, task, and the sandbox's files."""
+        files = await self._sandbox.manifest() if self._sandbox else ()
         state: Mapping[str, object] = {
             "env": self.id,
             "task": self.task.id,
             "opening": [(message.role, message.content) for message in opening],
             "tools": [spec.schema() for spec in self.tools],
-            "files": [
-                (info.path, info.kind, info.sha256) for info in (await self._sandbox.manifest() if self._sandbox else ())
-            ],
+            "files": [(info.path, info.kind, info.sha256) for info in files],
         }
         return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _checked(self, end: EndReason | None) -> EndReason | None:
+        if end is not None and end.ending is Ending.FAILED:
+            raise ContractError(f"{self.id} ends an episode as {end.value}: raise an InfraError where machinery fails")
+        return end
 
     _sandbox: Sandbox | None = None
     _end: EndReason | None = None

@@ -44,6 +44,10 @@ class Segment:
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        if self.ids and min(self.ids) < 0:
+            raise ValueError(f"token ids are not negative, as {min(self.ids)} is")
+        if self.kind is SegmentKind.PROMPT and not self.ids:
+            raise ValueError("a prompt segment has at least one token: nothing can be sampled after nothing")
         if self.kind is not SegmentKind.SAMPLED:
             if self.logprobs or self.version != -1 or self.finish is not None:
                 raise ValueError(f"a {self.kind.value} segment has no logprobs, version or finish reason")
@@ -227,6 +231,8 @@ class Group:
             raise ValueError("a group has at least one episode")
         if len({episode.task.id for episode in self.episodes}) != 1:
             raise ValueError("a group holds episodes of one task")
+        if len({episode.key for episode in self.episodes}) != len(self.episodes):
+            raise ValueError(f"task {self.task.id}: two episodes of the group have one key")
         starts = {episode.start for episode in self.episodes if episode.start}
         if len(starts) > 1:
             raise ValueError(f"task {self.task.id}: start states differ within the group ({sorted(starts)})")

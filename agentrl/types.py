@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -81,8 +82,8 @@ class Ending(Enum):
 class EndReason(Enum):
     """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no score.
 
-    WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic run, where the clock must
-    not decide a reward, so it counts as a failure of the machinery.
+    WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic run, where the clock
+    must not decide a reward, so it counts as a failure of the machinery.
     """
 
     SUBMITTED = "submitted"
@@ -163,9 +164,21 @@ class TaskView(_Frozen):
     instruction: str
     files: dict[RelativePath, str] = {}
     artifacts: tuple[RelativePath, ...] = ()
-    threshold: float = 1.0
+    threshold: float = Field(default=1.0, allow_inf_nan=False)
     seed: int = 0
     metadata: dict[str, Json] = {}
+
+    def view(self) -> TaskView:
+        """A copy that shares nothing with this one, without hidden part and oracle."""
+        return TaskView.model_construct(
+            id=self.id,
+            instruction=self.instruction,
+            files=dict(self.files),
+            artifacts=self.artifacts,
+            threshold=self.threshold,
+            seed=self.seed,
+            metadata=copy.deepcopy(self.metadata),
+        )
 
 
 class Task(TaskView):
@@ -186,10 +199,6 @@ class Task(TaskView):
             if isinstance(files, dict):
                 return {**row, "artifacts": tuple(files)}
         return row
-
-    def view(self) -> TaskView:
-        """The task without its hidden part and its oracle."""
-        return TaskView(**{name: getattr(self, name) for name in TaskView.model_fields})
 
     def fingerprint(self) -> str:
         """Hash of the whole row: two tasks with one fingerprint are the same task."""
@@ -234,6 +243,9 @@ class Score:
             raise ValueError(f"a score must be finite, not {self.value}; use Score.failed(why) for a broken verifier")
         if self.value is None and not self.why:
             raise ValueError("a score without value must say why")
+        wrong = [name for name, part in self.parts.items() if not abs(part) < float("inf")]
+        if wrong:
+            raise ValueError(f"part {wrong[0]!r} of a score must be finite, not {self.parts[wrong[0]]}")
 
     @classmethod
     def failed(cls, why: str) -> Self:
@@ -280,5 +292,5 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"limit {name}={getattr(self, name)} must be positive")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"limit {name}={getattr(self, name)} must be positive and finite")

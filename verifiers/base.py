@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentrl.errors import VerifierError
+from agentrl.errors import InfraError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 
@@ -46,11 +46,15 @@ async def grade(verifier: Verifier, submission: Submission) -> Score:
     """Run a verifier so that whatever goes wrong in it is a named failure, never a number and never a crash.
 
     Raises:
-        VerifierError: the verifier raised, with the cause in the message.
+        VerifierError: the verifier raised, with the cause in the message, or gave no Score.
+        SandboxLost: the grader sandbox died.
     """
     try:
-        return await verifier(submission)
-    except VerifierError:
+        score = await verifier(submission)
+    except InfraError:
         raise
     except Exception as cause:
         raise VerifierError(f"verifier failed on task {submission.task.id}: {type(cause).__name__}: {cause}") from cause
+    if not isinstance(score, Score):
+        raise VerifierError(f"verifier gave {type(score).__name__} on task {submission.task.id}, not a Score")
+    return score
