@@ -45,7 +45,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one sandbox may use."""
+    """What one sandbox may use. Memory is per process with bubblewrap and process; output is per stream and command."""
 
     memory_mb: int = 512
     disk_mb: int = 256
@@ -53,6 +53,11 @@ class SandboxLimits:
     open_files: int = 256
     output_bytes: int = 64_000
     file_bytes: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")
 
 
 class Sandbox(Protocol):

@@ -135,9 +135,8 @@ class Wire:
             data = self.peer.sock.recv(_CHUNK)
         except BlockingIOError:
             return
-        except OSError as error:
-            self.lose(f"cannot read from the supervisor: {error}")
-            return
+        except ConnectionError:
+            data = b""
         if not data:
             self.lose("the supervisor ended")
             return

@@ -53,7 +53,7 @@ def test_the_contract_notices_what_is_broken(memory_tmp):
 def test_no_attack_is_tried_where_it_would_reach_this_machine(memory_tmp):
     async def main():
         async with Room(ProcessBackend()).sandbox() as box:
-            with pytest.raises(Broken, match="not tried.*pid:"):
+            with pytest.raises(Broken, match=r"not tried.*pid:"):
                 await prove_apart(box)
 
         class Watched(ProcessBackend):

@@ -166,11 +166,10 @@ class Supervisor:
         """
         self._processes.kill({})
         try:
-            os.fchdir(self._area)
-            os.close(self._work)
             for directory in self._wiped:
                 files.scrub(directory)
                 files.wipe(directory)
+            os.close(self._work)
             self._furnish()
         except OSError as error:
             raise Fatal(f"the work area cannot be emptied: {error}") from error
