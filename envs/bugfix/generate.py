@@ -43,9 +43,11 @@ _TEST_FILE = '''"""Visible tests: `python test_solution.py` reports the first on
 import solution
 
 for name, args, expected in {cases}:
-    got = getattr(solution, name)(*args)
+    function = getattr(solution, name)
+    got = function(*args)
     if got != expected:
-        raise SystemExit(f"FAIL {{name}}{{args}}: expected {{expected}}, got {{got}}")
+        line = function.__code__.co_firstlineno
+        raise SystemExit(f"FAIL line {{line}}: {{name}}{{args}} is {{got}}, not {{expected}}")
 print("all visible tests pass")
 '''
 
@@ -193,7 +195,7 @@ class _Draft(NamedTuple):
 
 
 def _render(rng: random.Random, knobs: Knobs, draft: _Draft, split: Split) -> BugTask:
-    functions = rng.sample(FUNCTION_NAMES[: knobs.names], knobs.functions)
+    functions = rng.sample(FUNCTION_NAMES[: knobs.function_names], knobs.functions)
     variables = rng.sample(VARIABLE_NAMES[: knobs.names], PARAMETERS + knobs.statements - 1)
     names = Names(functions, variables)
     lines: list[str] = []
@@ -217,7 +219,7 @@ def _render(rng: random.Random, knobs: Knobs, draft: _Draft, split: Split) -> Bu
         text=text,
         kind=draft.kind,
         tests=_TEST_FILE.format(cases=visible),
-        failure=f"FAIL {name}{args}: expected {expected}, got {got}",
+        failure=f"FAIL line {line - draft.statement - 1}: {name}{args} is {got}, not {expected}",
         entry_point=functions[-1],
         cases=draft.cases,
     )

@@ -46,7 +46,8 @@ class Knobs:
         operators: operators per statement (a conditional counts as one).
         kinds: defects that may be seeded, out of `KINDS`.
         symbols: operators that programs are made of, out of `SYMBOLS`.
-        names: how many function names and how many variable names are in use.
+        names: how many variable names are in use.
+        function_names: how many function names are in use.
         max_constant: constants run from 2 to this.
     """
 
@@ -56,11 +57,13 @@ class Knobs:
     kinds: tuple[str, ...] = KINDS
     symbols: tuple[str, ...] = SYMBOLS
     names: int = 30
+    function_names: int = 30
     max_constant: int = 9
 
     def __post_init__(self) -> None:
         limits = {"functions": (1, 6), "statements": (1, 6), "operators": (1, 4), "max_constant": (4, 99)}
-        limits["names"] = (max(self.functions, PARAMETERS + self.statements - 1), len(FUNCTION_NAMES))
+        limits["names"] = (PARAMETERS + self.statements - 1, len(VARIABLE_NAMES))
+        limits["function_names"] = (self.functions, len(FUNCTION_NAMES))
         for name, (low, high) in limits.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; choose {low} to {high}")
