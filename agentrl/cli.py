@@ -43,6 +43,10 @@ def main() -> None:
         _fail(str(error), 2)
     except AgentRLError as error:
         _fail(f"{type(error).__name__}: {error}", 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}", 2)
 
 
 def _fail(sentence: str, code: int) -> None:
@@ -179,9 +183,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         _print_json(result)
         return
     for each, value in result["pass_at"].items():
-        low, high = result["ci95"][each] or (None, None)
+        if value is None:
+            print(f"pass@{each} unknown: infrastructure failed too many samples of every task")
+            continue
+        low, high = result["ci95"][each]
         print(f"pass@{each} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {result['n_tasks']} tasks)")
-    print(f"episodes {result['n_episodes']}, failed by infrastructure {result['n_failed_infra']}, refused tasks {result['n_refused']}")
+    failed = f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were tried again)"
+    print(f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}")
     for task_id, why in result["refused"].items():
         print(f"refused {task_id}: {why}")
     print("endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items()))

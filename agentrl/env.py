@@ -113,9 +113,7 @@ class ToolEnv:
         """
         self._end = self._checked(reason)
 
-    async def reset(
-        self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None
-    ) -> tuple[Message, ...]:
+    async def reset(self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None) -> tuple[Message, ...]:
         """Start an episode and return its opening messages. Equal task and seed give an equal start state.
 
         Raises:

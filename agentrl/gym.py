@@ -9,17 +9,17 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from agentrl.aio import LoopThread
 from agentrl.env import Step, ToolEnv
-from agentrl.errors import ConfigError, VerifierError
+from agentrl.errors import ConfigError, ToolFault, VerifierError, boundary
 from agentrl.parsers import PARSERS
 from agentrl.sandboxes.base import SandboxPool
-from agentrl.types import EndReason, Ending, Message, Score, Task
+from agentrl.types import Ending, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
 
 _MAX_CHARS = 1_000_000
@@ -73,8 +73,9 @@ class GymEnv(gymnasium.Env[str, str]):
     """A ToolEnv as `gymnasium.Env`.
 
     `reset(options={"task": Task})` plays that task, `{"task_id": id}` looks one up among the first 10,000 of the split,
-    `{"split": "test"}` chooses the split (default "train"); otherwise the seed chooses the task. The reward is the verifier's, given
-    with the last step; `info` holds messages, tools, task id, and at the end `end_reason`, `score_parts` and `why`.
+    `{"split": "test"}` chooses the split (default "train"); otherwise the seed chooses the task. The reward is the
+    verifier's, given with the last step; `info` holds messages, tools, task id, and at the end `end_reason`,
+    `score_parts` and `why`. Time limits of single tools hold; the wall limit of an episode is the caller's to keep.
 
     Args:
         make: builds the environment.
@@ -82,7 +83,7 @@ class GymEnv(gymnasium.Env[str, str]):
         parser: how text becomes tool calls, a name of `agentrl.parsers.PARSERS`.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - declared so by gymnasium
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class GymEnv(gymnasium.Env[str, str]):
     ) -> None:
         if parser not in PARSERS:
             raise ConfigError(f"parser={parser!r} is unknown: choose one of {', '.join(PARSERS)}")
+        self._make = make
         self.env = make()
         self.render_mode = render_mode
         self.observation_space = Text()
@@ -103,7 +105,6 @@ class GymEnv(gymnasium.Env[str, str]):
         self._lease = AsyncExitStack()
         self._task: Task | None = None
         self._history: list[Message] = []
-        self._closed = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode and return its opening text.
@@ -117,8 +118,10 @@ class GymEnv(gymnasium.Env[str, str]):
         if unknown:
             raise ConfigError(f"reset option {sorted(unknown)[0]!r} is unknown: use 'task', 'task_id' or 'split'")
         task_seed, env_seed = (int(self.np_random.integers(2**31)) for _ in range(2))
-        self._task = self._choose(options or {}, task_seed)
-        self._history = list(_loop().run(self._reset(self._task, env_seed)))
+        self._task = None
+        task = self._choose(options or {}, task_seed)
+        self._history = list(_loop().run(self._reset(task, env_seed)))
+        self._task = task
         return _as_text(self._history), self._info(self._history)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -131,15 +134,17 @@ class GymEnv(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         parsed = self._parse(action)
         message = Message("assistant", parsed.content, parsed.calls, reasoning=parsed.reasoning)
-        step, score = _loop().run(self._step(message))
+        try:
+            step, score = _loop().run(self._step(self._task, message))
+        except BaseException:
+            self._task = None  # whatever broke, this episode cannot go on
+            raise
         self._history += [message, *step.messages]
         info = self._info(step.messages)
-        if step.end is None or score is None:
+        if step.end is None or score is None or score.value is None:
             return _as_text(step.messages), 0.0, False, False, info
         self._task = None
         info |= {"end_reason": step.end.value, "score_parts": dict(score.parts), "why": score.why}
-        if score.value is None:
-            raise VerifierError(score.why)
         truncated = step.end.ending is Ending.TRUNCATED
         return _as_text(step.messages), float(score.value), not truncated, truncated, info
 
@@ -150,15 +155,16 @@ class GymEnv(gymnasium.Env[str, str]):
         return "\n".join(f"[{message.role}] {message.content}" for message in self._history)
 
     def close(self) -> None:
-        """Give the sandboxes back; safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        _loop().run(self._close())
+        """Give the sandboxes back; safe to call twice. A later `reset` opens new ones."""
+        self._task = None
+        if self._pool is not None:
+            _loop().run(self._close())
 
     def _choose(self, options: dict[str, Any], seed: int) -> Task:
         if "task" in options:
-            task: Task = options["task"]
+            task = options["task"]
+            if not isinstance(task, Task):
+                raise ConfigError(f"reset option task={task!r} must be an agentrl.Task")
             return task
         split = options.get("split", "train")
         if "task_id" in options:
@@ -172,30 +178,42 @@ class GymEnv(gymnasium.Env[str, str]):
         return first
 
     async def _reset(self, task: Task, seed: int) -> tuple[Message, ...]:
-        await self._lease.aclose()
+        await self._leave()
+        self.env = self._make()  # a tool of the last episode that still runs must not reach into this one
         if self._pool is None:
             self._pool = self._open_pool()
         sandbox = await self._lease.enter_async_context(self._pool.lease("agent")) if self.env.needs_sandbox else None
-        return await self.env.reset(task.view(), seed=seed, sandbox=sandbox)
+        async with boundary(ToolFault, f"{self.env.id}: reset"):
+            return await self.env.reset(task.view(), seed=seed, sandbox=sandbox)
 
-    async def _step(self, message: Message) -> tuple[Step, Score | None]:
-        assert self._task is not None
-        step = await self.env.step(message)
+    async def _step(self, task: Task, message: Message) -> tuple[Step, Score | None]:
+        async with boundary(ToolFault, f"{self.env.id}: step"):
+            step = await self.env.step(message)
         if step.end is None:
             return step, None
-        return step, await self._finish(self._task, (*self._history, message, *step.messages), step.end)
+        async with boundary(ToolFault, f"{self.env.id}: collecting artifacts"):
+            artifacts = await self.env.collect()
+        await self._leave()
+        messages = (*self._history, message, *step.messages)
+        submission = Submission(task, messages, step.end, artifacts, self._pool)
+        score = await grade(self.env.verifier, submission)
+        if score.value is None:
+            raise VerifierError(score.why)
+        return step, score
 
-    async def _finish(self, task: Task, messages: tuple[Message, ...], end: EndReason) -> Score:
-        artifacts = await self.env.collect()
-        await self.env.close()
+    async def _leave(self) -> None:
+        """Close the environment and give its sandbox back."""
+        async with boundary(ToolFault, f"{self.env.id}: close"):
+            await self.env.close()
         await self._lease.aclose()
-        return await grade(self.env.verifier, Submission(task, messages, end, artifacts, self._pool))
 
     async def _close(self) -> None:
-        await self.env.close()
-        await self._lease.aclose()
-        if self._pool is not None:
-            await self._pool.close()
+        pool, self._pool = self._pool, None
+        try:
+            await self._leave()
+        finally:
+            if pool is not None:
+                await pool.close()
 
     def _info(self, messages: Iterable[Message]) -> dict[str, Any]:
         return {

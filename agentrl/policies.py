@@ -117,11 +117,11 @@ class _TokenPlayer:
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """The branches in which something was sampled."""
-        return tuple(branch for branch in self._branches if len(branch.segments) > 1)
+        """The branches so far; each ends with what was sampled."""
+        return tuple(self._branches)
 
     async def act(self, history: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Message, EndReason | None]:
-        """Sample one turn after `history`."""
+        """Sample one turn after `history`; a branch keeps only what the engine was asked to continue."""
         engine, chat, sampling = self._policy.engine, self._policy.chat, self._policy.sampling
         branch = self._advance(history, tools)
         room = engine.context_length - len(branch.ids)
@@ -131,6 +131,8 @@ class _TokenPlayer:
         budget = min(sampling.max_tokens, self._limits.turn_tokens, left, room)
         seed = _mix(self._seed, self._turn)
         out = await engine.generate(branch.ids, replace(sampling, max_tokens=budget), seed=seed)
+        if len(branch.segments) == 1:
+            self._branches.append(branch)
         self._branches[-1] = branch.extend(Segment.sampled(out.ids, out.logprobs, out.version, out.finish))
         self._sampled += len(out.ids)
         self._turn += 1
@@ -141,20 +143,17 @@ class _TokenPlayer:
         return message, EndReason.CONTEXT_LENGTH if budget == room else EndReason.MAX_TOKENS
 
     def _advance(self, history: Sequence[Message], tools: Sequence[ToolSpec]) -> Trajectory:
-        """Bring the current branch up to `history`, or open one; ids that exist are never made again."""
+        """The current branch brought up to `history`, or a new one; ids that exist are never made again."""
         chat = self._policy.chat
         if not self._branches:
-            self._branches.append(Trajectory((Segment.prompt(chat.prompt_ids(history, tools)),)))
-            return self._branches[-1]
+            return Trajectory((Segment.prompt(chat.prompt_ids(history, tools)),))
         branch = self._branches[-1]
         turn, new = history[self._seen], history[self._seen + 1 :]
-        if chat.needs_new_branch(history[: self._seen + 1], new):
-            self._branches.append(Trajectory((Segment.prompt(chat.prompt_ids(history, tools)),)))
-            return self._branches[-1]
+        if chat.needs_new_branch(history[: self._seen + 1], new, tools):
+            return Trajectory((Segment.prompt(chat.prompt_ids(history, tools)),))
         last = branch.segments[-1]
         ids = chat.observation_ids(turn, last.ids, new, tools, last.finish or "stop")
-        self._branches[-1] = branch.extend(Segment.observation(ids))
-        return self._branches[-1]
+        return branch.extend(Segment.observation(ids))
 
 
 def _mix(seed: int, turn: int) -> int:

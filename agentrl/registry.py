@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 
 if TYPE_CHECKING:
     from agentrl.gym import GymEnv
@@ -66,8 +66,11 @@ def environment(env_id: str) -> type[ToolEnv]:
     module, _, name = targets[env_id].partition(":")
     try:
         cls: type[ToolEnv] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"environment {env_id!r} cannot be loaded from {targets[env_id]!r}: {error}") from error
+    except AgentRLError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment {env_id!r} cannot be loaded from {targets[env_id]!r}: {why}") from error
     return cls
 
 
@@ -123,7 +126,8 @@ def register_gymnasium() -> None:
     import gymnasium
 
     for env_id in environment_ids():
-        gymnasium.register(id=env_id, entry_point="agentrl.registry:make", kwargs={"env_id": env_id}, order_enforce=False)
+        kwargs = {"env_id": env_id}
+        gymnasium.register(id=env_id, entry_point="agentrl.registry:make", kwargs=kwargs, order_enforce=False)
 
 
 def _from_file(target: str) -> type[ToolEnv]:
@@ -139,7 +143,12 @@ def _from_file(target: str) -> type[ToolEnv]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"environment file {file} cannot be loaded: {type(error).__name__}: {error}") from error
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, ToolEnv)):
         raise ConfigError(f"{file} has no ToolEnv named {name!r}: check the part after the colon")

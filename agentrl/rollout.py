@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from agentrl.aio import LoopThread
+from agentrl.aio import LoopThread, is_cancelled
 from agentrl.env import ToolEnv
-from agentrl.errors import EngineError, InfraError, SandboxLost, ToolFault, UserError, VerifierError, boundary
+from agentrl.errors import (
+    ConfigError,
+    ContractError,
+    EngineError,
+    InfraError,
+    SandboxLost,
+    ToolFault,
+    UserError,
+    VerifierError,
+    boundary,
+)
 from agentrl.policies import Player, Policy
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey, Group
 from agentrl.types import Ending, EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
+
+Result = TypeVar("Result")
 
 _REASONS: dict[type[InfraError], EndReason] = {
     SandboxLost: EndReason.SANDBOX_LOST,
@@ -67,18 +79,22 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
     progress = _Progress(env)
     try:
         end = await _act(setting, task, key, progress)
-        score = await _judge(setting, task, key, progress, end)
+        if end is EndReason.WALL_TIME and setting.deterministic:
+            end = EndReason.TIMEOUT
+            score = Score.failed(f"the wall limit of {env.limits.wall_s:g} s was met in a deterministic run")
+        else:
+            score = await _judge(setting, task, key, progress, end)
     except UserError:
         raise
     except InfraError as error:
-        end, score = _REASONS.get(type(error), EndReason.INTERNAL_ERROR), Score.failed(str(error))
-    except Exception as error:  # noqa: BLE001 - the boundary of an episode: recorded whole, counted apart
+        end, score = _REASONS.get(type(error), EndReason.INTERNAL_ERROR), Score.failed(str(error) or repr(error))
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
         end = EndReason.INTERNAL_ERROR
         score = Score.failed("".join(traceback.format_exception(error)))
-    finally:
-        await env.close()
     if score.value is None and end.ending is not Ending.FAILED:
-        end = EndReason.TIMEOUT if end is EndReason.WALL_TIME else EndReason.VERIFIER_ERROR
+        end = EndReason.VERIFIER_ERROR
     return _episode(progress, task, key, end, score)
 
 
@@ -88,11 +104,14 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
     seed = derive_seed(setting.seed, key.task, key.step, key.sample)
     # The player takes its seat before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with _lease(setting.pool, env) as sandbox:
+        async with _lease(setting.pool, env) as sandbox, _closing(env):
+            clock = asyncio.timeout(env.limits.wall_s)
             try:
-                async with asyncio.timeout(env.limits.wall_s):
+                async with clock:
                     end = await _converse(setting, task, key, progress, sandbox)
             except TimeoutError:
+                if not clock.expired():
+                    raise
                 end = EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
                 progress.artifacts = await env.collect()
@@ -119,11 +138,17 @@ async def _converse(
             return step.end
 
 
-async def _judge(
-    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason
-) -> Score:
-    if setting.deterministic and end is EndReason.WALL_TIME:
-        return Score.failed(f"the wall limit of {progress.env.limits.wall_s:g} s was met in a deterministic run")
+@asynccontextmanager
+async def _closing(env: ToolEnv) -> AsyncIterator[None]:
+    """Close the environment while its sandbox is still there."""
+    try:
+        yield
+    finally:
+        async with boundary(ToolFault, f"{env.id}: close"):
+            await env.close()
+
+
+async def _judge(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason) -> Score:
     submission = Submission(
         task=task,
         messages=tuple(progress.history),
@@ -202,7 +227,9 @@ class Rollouts:
         self._retries = retries
         self._concurrency = concurrency
         self._on_episode = on_episode or (lambda episode: None)
+        self._check_places()
         self._thread = LoopThread()
+        self._dispatched: set[asyncio.Task[Any]] = set()
         self._finished: asyncio.Queue[Group | BaseException] = asyncio.Queue(maxsize=max(concurrency, 8))
         self._room = asyncio.Semaphore(concurrency)
 
@@ -212,11 +239,14 @@ class Rollouts:
         """Start playing one group per task and return at once; size and run name may differ from the usual ones.
 
         Raises:
-            ValueError: two tasks share an id, so their episodes would share a key.
+            ContractError: two tasks share an id, so their episodes would share a key.
         """
         due = list(tasks)
-        if len({task.id for task in due}) != len(due):
-            raise ValueError("the tasks of one step must have different ids")
+        seen: set[str] = set()
+        for task in due:
+            if task.id in seen:
+                raise ContractError(f"task id {task.id!r} stands twice in one step: every task needs an id of its own")
+            seen.add(task.id)
         batch = _Batch(step, group_size or self.group_size, run or self.setting.run)
         self._thread.submit(self._play_all(due, batch))
 
@@ -224,9 +254,10 @@ class Rollouts:
         """Wait for the next finished group, whatever its task.
 
         Raises:
-            UserError: the environment or a task is wrong for every episode alike.
+            UserError: the environment or a task is wrong for every episode alike; its dispatch plays no further.
+            RuntimeError: nothing was dispatched that could still come.
         """
-        item = self._thread.run(self._finished.get())
+        item = self._thread.run(self._take())
         if isinstance(item, BaseException):
             raise item
         return item
@@ -240,25 +271,53 @@ class Rollouts:
         place = {task.id: index for index, task in enumerate(tasks)}
         return sorted(groups, key=lambda group: place[group.task.id])
 
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop thread, where the sandbox pool lives, and wait for it."""
+        return self._thread.run(work)
+
     def close(self) -> None:
         """Cancel what is playing, close the sandboxes and end the thread; safe to call twice."""
-        if self._thread.is_closed:
-            return
-        self._thread.cancel_all()
+        if not self._thread.is_closed:
+            try:
+                self._thread.run(self._stop())
+            finally:
+                self._thread.close()
+
+    def _check_places(self) -> None:
+        """A turn-synchronous engine would wait for ever for an episode that waits for a sandbox."""
+        size = getattr(self.setting.pool, "size", self._concurrency)
+        if self.setting.deterministic and size < self._concurrency and self.setting.make().needs_sandbox:
+            raise ConfigError(
+                f"a deterministic run of {self._concurrency} episodes at a time needs as many sandboxes,"
+                f" not {size}: open the pool with size={self._concurrency}"
+            )
+
+    async def _stop(self) -> None:
+        for dispatch in self._dispatched:
+            dispatch.cancel()
+        await asyncio.gather(*self._dispatched, return_exceptions=True)
         if self.setting.pool is not None:
-            self._thread.run(self.setting.pool.close())
-        self._thread.close()
+            await self.setting.pool.close()
+
+    async def _take(self) -> Group | BaseException:
+        if self._finished.empty() and not self._dispatched:
+            raise RuntimeError("nothing is playing that next() could wait for: dispatch tasks first")
+        return await self._finished.get()
 
     async def _play_all(self, tasks: list[Task], batch: _Batch) -> None:
+        this = asyncio.current_task()
+        assert this is not None
+        self._dispatched.add(this)
+        this.add_done_callback(self._dispatched.discard)
         try:
             if self.setting.deterministic:
                 await self._play_in_waves(tasks, batch)
             else:
-                await asyncio.gather(*(self._play_group(task, batch) for task in tasks))
+                async with asyncio.TaskGroup() as playing:
+                    for task in tasks:
+                        playing.create_task(self._play_group(task, batch))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
-            while isinstance(error, ExceptionGroup):
-                error = error.exceptions[0]
-            await self._finished.put(error)
+            await self._finished.put(_first(error))
 
     async def _play_group(self, task: Task, batch: _Batch) -> None:
         async def one(sample: int) -> Episode:
@@ -271,7 +330,7 @@ class Rollouts:
 
         async with asyncio.TaskGroup() as playing:
             episodes = [playing.create_task(one(sample)) for sample in range(batch.group_size)]
-        await self._finished.put(Group(tuple(episode.result() for episode in episodes)))
+        await self._finished.put(_group(episode.result() for episode in episodes))
 
     async def _play_in_waves(self, tasks: list[Task], batch: _Batch) -> None:
         done: dict[tuple[str, int], Episode] = {}
@@ -284,9 +343,23 @@ class Rollouts:
                 done |= {(job.result().task.id, job.result().key.sample): job.result() for job in jobs}
             due = [(task, sample) for task, sample in due if done[task.id, sample].end.ending is Ending.FAILED]
         for task in tasks:
-            await self._finished.put(Group(tuple(done[task.id, sample] for sample in range(batch.group_size))))
+            await self._finished.put(_group(done[task.id, sample] for sample in range(batch.group_size)))
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
         episode = await play(self.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt))
         self._on_episode(episode)
         return episode
+
+
+def _group(episodes: Iterable[Episode]) -> Group:
+    try:
+        return Group(tuple(episodes))
+    except ValueError as error:
+        raise ContractError(str(error)) from error
+
+
+def _first(error: Exception) -> Exception:
+    """The first cause in a group of exceptions."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

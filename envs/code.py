@@ -23,7 +23,8 @@ class Code(ToolEnv):
 
     Args:
         tasks_file: JSON lines, one task each (see docs/verifiers.md); default: a few shipped examples.
-        held_out: share of the tasks, chosen by a hash of their ids, that makes up the split "test"; 0 puts every task in both splits.
+        held_out: share of the tasks, chosen by a hash of their content, that makes up the split "test"; 0 puts every
+            task in both splits.
     """
 
     id: ClassVar[str] = "code-v0"
@@ -56,7 +57,8 @@ class Code(ToolEnv):
     @tool
     async def list_files(self) -> str:
         """List the files of the work area."""
-        return "\n".join(f"{info.path} ({info.size} bytes)" for info in await self.sandbox.manifest() if info.kind == "file")
+        files = [info for info in await self.sandbox.manifest() if info.kind == "file"]
+        return "\n".join(f"{info.path} ({info.size} bytes)" for info in files)
 
     @tool
     async def read_file(self, path: str) -> str:
@@ -91,7 +93,7 @@ class Code(ToolEnv):
         return "submitted"
 
     def _is_in(self, split: str, task: Task) -> bool:
-        share = int.from_bytes(task.fingerprint().encode()[:4], "big") % 1000 / 1000
+        share = int(task.fingerprint(), 16) / 16 ** len(task.fingerprint())
         return self.held_out == 0 or (share < self.held_out) == (split == "test")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,15 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder.
 
     Raises:
-        ConfigError: there is no such folder, or no tokenizer in it.
+        ConfigError: there is no such folder, or no tokenizer in it that can be loaded.
     """
     folder = _folder(path)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
-        raise ConfigError(f"model folder {folder} has no tokenizer: save one there with tokenizer.save_pretrained(...)")
+        raise ConfigError(f"model folder {folder} has no tokenizer: save one there with tokenizer.save_pretrained()")
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    with _readable(folder, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer
 
 
@@ -32,16 +35,17 @@ def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
     """Load the causal language model of a folder.
 
     Raises:
-        ConfigError: there is no such folder, or no model in it.
+        ConfigError: there is no such folder, or no model in it that can be loaded.
     """
     folder = _folder(path)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model folder {folder} has no config.json: save a model there with model.save_pretrained(...)")
+        raise ConfigError(f"model folder {folder} has no config.json: save a model there with model.save_pretrained()")
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **kwargs)
+    with _readable(folder, "model"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **kwargs)
     return model
 
 
@@ -49,6 +53,16 @@ def transformers_engine(model: PreTrainedModel, chat: Chat, *, synchronous: bool
     """An engine for a model and the chat whose stop tokens end its turns."""
     pad = chat.tokenizer.pad_token_id
     return TransformersEngine(model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous)
+
+
+@contextmanager
+def _readable(folder: Path, what: str) -> Iterator[None]:
+    """Name the folder in whatever transformers and its file formats raise."""
+    try:
+        yield
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"the {what} of folder {folder} cannot be loaded: {type(error).__name__}: {why}") from error
 
 
 def _folder(path: str | Path) -> Path:

@@ -40,8 +40,9 @@ class TransformersEngine:
         model: used as it is, so a trainer that updates it in place updates the engine.
         stop_ids: tokens that end a turn; the one that was sampled is part of the result.
         pad_id: any valid id; padded positions are masked.
-        synchronous: wait until every seated episode has sent its request, and sample them in an order that does not depend
-            on arrival: batches then do not depend on timing. Otherwise whatever is waiting is sampled as soon as the model is free.
+        synchronous: wait until every seated episode has sent its request, and sample them in an order that does not
+            depend on arrival: batches then do not depend on timing. Otherwise whatever is waiting is sampled as soon
+            as the model is free.
         max_batch: rows that are sampled at once.
     """
 
@@ -57,6 +58,7 @@ class TransformersEngine:
         self.model = model
         self.version = 0
         self.context_length = int(model.config.max_position_embeddings)
+        self._vocab_size = int(model.config.vocab_size)
         self.lock = threading.Lock()
         self._stop = torch.tensor(sorted(stop_ids), device=model.device)
         self._pad_id = pad_id
@@ -81,8 +83,15 @@ class TransformersEngine:
         """Sample one continuation.
 
         Raises:
-            EngineError: the model failed; the cause is in the message.
+            EngineError: the prompt is none for this model, or the model failed; the cause is in the message.
         """
+        if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
+            raise EngineError(f"prompt ids must be at least one, each below the vocabulary's size {self._vocab_size}")
+        if len(prompt_ids) + sampling.max_tokens > self.context_length:
+            raise EngineError(
+                f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the context length"
+                f" {self.context_length}"
+            )
         reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(tuple(prompt_ids), sampling, seed, reply))
         self._start()
@@ -134,7 +143,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _sample(self, rows: Sequence[_Request]) -> list[Generation]:
-        """Prefill, then decode row by row until each has stopped. Letters: B rows still alive, T positions, V tokens."""
+        """Prefill, then decode until each row has stopped. Letters: B rows still alive, T positions, V tokens."""
         with self.lock:
             was_training = self.model.training
             self.model.eval()
@@ -249,7 +258,8 @@ def _left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) 
     return ids_BT.to(device), attention_BT.to(device)
 
 
-def _batch_order(request: _Request) -> tuple[tuple[float, float, int], int, int]:
+def _batch_order(request: _Request) -> tuple[tuple[float, float, int], int, int, tuple[int, ...]]:
     """Rows of one distribution stand together, rows of like length side by side, and arrival plays no part."""
     sampling = request.sampling
-    return (sampling.temperature, sampling.top_p, sampling.top_k), len(request.prompt_ids), request.seed
+    distribution = (sampling.temperature, sampling.top_p, sampling.top_k)
+    return distribution, len(request.prompt_ids), request.seed, request.prompt_ids

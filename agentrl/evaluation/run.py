@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from agentrl.policies import Policy, Scripted, TokenPolicy, noop
 from agentrl.records import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.rollout import Rollouts, Setting
 from agentrl.sandboxes import open_pool
+from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
-from agentrl.verifiers.admission import Refusal, admit
+from agentrl.verifiers.admission import admit
 
 POLICIES = "oracle, noop or hf:PATH"
 
@@ -56,6 +58,8 @@ class EvalPlan:
             raise ConfigError(f"--k {wrong[0] if wrong else '(empty)'} must be from 1 to --samples {self.samples}")
         if self.limit < 0:
             raise ConfigError(f"--limit {self.limit} must not be negative")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"--temperature {self.temperature} must be zero or positive")
 
 
 @dataclass
@@ -76,37 +80,42 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     progress = progress or EvalProgress()
     env = plan.make()
     tasks = _take(env, plan)
+    policy = open_policy(plan, env)
     pool = open_pool(plan.sandbox, size=plan.concurrency or None)
-    done, writer = _records(plan)
+    run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
+    done = _recorded(plan, run)
+    played: list[Episode] = []
+    with ExitStack() as parts:
+        writer = parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
 
-    def finished(episode: Episode) -> None:
-        if writer is not None:
-            writer.write(episode)
-        progress.episode(episode)
+        def finished(episode: Episode) -> None:
+            if writer is not None:
+                writer.write(episode)
+            played.append(episode)
+            progress.episode(episode)
 
-    setting = Setting(plan.make, open_policy(plan, env), pool, f"{env.id}/{plan.policy}", plan.seed)
-    rollouts = Rollouts(setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished)
-    try:
-        refused = rollouts.run(admit(tasks, env.verifier, pool))
+        setting = Setting(plan.make, policy, pool, run, plan.seed)
+        rollouts = Rollouts(setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished)
+        parts.callback(rollouts.close)
+        if isinstance(policy, TokenPolicy):
+            parts.callback(lambda: rollouts.run(policy.engine.close()))
+        refused = rollouts.run(_refused(env, tasks, pool))
         admitted = [task for task in tasks if task.id not in refused]
         if not admitted:
-            raise TaskError(f"no task of {env.id} was admitted; the first was refused because {_first(refused)}")
-        due = [task for task in admitted if not _is_done(task, plan, done)]
-        progress.started(len(due) * plan.samples)
-        groups = rollouts.gather(due, 0)
-    finally:
-        rollouts.close()
-        if writer is not None:
-            writer.close()
-    replayed = {task.id for task in due}
-    episodes = [episode for episode in done if episode.task.id not in replayed and episode.task.id not in refused]
-    episodes += [episode for group in groups for episode in group.episodes]
+            raise TaskError(f"no task of {env.id} was admitted; the first: {next(iter(refused.values()))}")
+        kept = [episode for task in admitted for episode in _samples_of(task, plan, done)]
+        again = {task.id for task in admitted} - {episode.task.id for episode in kept}
+        progress.started(len(again) * plan.samples)
+        rollouts.gather([task for task in admitted if task.id in again], 0)
+    attempts = [*kept, *played]
+    episodes = _last_attempts(attempts)
     result = {
         "env": env.id,
         "policy": plan.policy,
         "split": plan.split,
         "seed": plan.seed,
         **summarize(episodes, plan.ks),
+        "n_retried": len(attempts) - len(episodes),
         "n_refused": len(refused),
         "refused": refused,
     }
@@ -147,36 +156,52 @@ def _transformers_policy(path: str, temperature: float, turn_tokens: int) -> Pol
 
 
 def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
-    """The tasks of the plan; an endless split is noticed, not awaited."""
-    most = plan.limit or 100_000
-    tasks = list(itertools.islice(env.tasks(plan.split, plan.seed), most))
+    """The tasks of the plan.
+
+    Raises:
+        ConfigError: there are none, or no end of them and no limit, or two with one id.
+    """
+    if env.endless and not plan.limit:
+        raise ConfigError(f"split {plan.split!r} of {env.id} does not end: say how many tasks with --limit")
+    tasks = list(itertools.islice(env.tasks(plan.split, plan.seed), plan.limit or None))
     if not tasks:
         raise ConfigError(f"{env.id} has no tasks in split {plan.split!r}")
-    if not plan.limit and len(tasks) == most:
-        raise ConfigError(f"split {plan.split!r} of {env.id} does not end: say how many tasks with --limit")
     return tasks
 
 
-def _records(plan: EvalPlan) -> tuple[list[Episode], EpisodeWriter | None]:
-    """Episodes of an earlier, interrupted run of the same plan; and where new ones go."""
-    if plan.out is None:
-        return [], None
-    path = plan.out / "episodes.jsonl"
-    done = list(read_episodes(path).values()) if path.exists() else []
-    run = f"{plan.make().id}/{plan.policy}"
-    other = next((episode for episode in done if episode.key.run != run), None)
+async def _refused(env: ToolEnv, tasks: Sequence[Task], pool: SandboxPool) -> dict[str, str]:
+    """Task id -> why it is not played. Generated tasks, which do not end, are vouched for by `agentrl check`."""
+    code = [] if env.endless else [task for task in tasks if task.hidden.keys() & {"cases", "check", "tests"}]
+    return await admit(code, env.verifier, pool)
+
+
+def _recorded(plan: EvalPlan, run: str) -> list[Episode]:
+    """Episodes of an earlier, interrupted run of the same plan.
+
+    Raises:
+        ConfigError: the folder holds another evaluation.
+    """
+    path = plan.out / "episodes.jsonl" if plan.out else None
+    done = list(read_episodes(path).values()) if path and path.exists() else []
+    other = next((episode.key.run for episode in done if episode.key.run != run), None)
     if other is not None:
-        raise ConfigError(f"{path} holds an evaluation of {other.key.run!r}, not {run!r}: choose another --out")
-    return done, EpisodeWriter(path)
+        raise ConfigError(f"{path} holds the evaluation {other!r}, not {run!r}: choose another --out")
+    return done
 
 
-def _is_done(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> bool:
-    scored = {e.key.sample for e in done if e.task == task.view() and e.end.ending is not Ending.FAILED}
-    return len(scored) >= plan.samples
+def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Episode]:
+    """Recorded attempts at all samples of a task; none where one sample lacks a score, as the task is played anew."""
+    view = task.view()
+    found = [episode for episode in done if episode.task == view and episode.key.sample < plan.samples]
+    scored = {episode.key.sample for episode in found if episode.end.ending is not Ending.FAILED}
+    return found if len(scored) == plan.samples else []
 
 
-def _first(refused: dict[str, str]) -> str:
-    return next(iter(refused.values()))
+def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
+    last: dict[tuple[str, int], Episode] = {}
+    for episode in sorted(episodes, key=lambda episode: episode.key.attempt):
+        last[episode.task.id, episode.key.sample] = episode
+    return list(last.values())
 
 
-__all__ = ["POLICIES", "EvalPlan", "EvalProgress", "Refusal", "evaluate", "open_policy"]
+__all__ = ["POLICIES", "EvalPlan", "EvalProgress", "evaluate", "open_policy"]
