@@ -66,10 +66,10 @@ async def a_timeout_ends_the_whole_tree(room: Room) -> None:
     """When the time is over, the command ends with all that it started, in other sessions too."""
     async with room.sandbox() as box:
         done = await sh(
-            box, "setsid sh -c 'sleep 1.5; touch late' & (sleep 1.5; touch later) & sleep 30", timeout_s=0.3
+            box, "setsid sh -c 'sleep 1.2; touch late' & (sleep 1.2; touch later) & sleep 30", timeout_s=0.3
         )
         expect(done.timed_out and done.wall_s < 5, done)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2)
         expect(await box.manifest() == [], "a grandchild went on after the timeout")
 
 
@@ -86,13 +86,13 @@ async def background_holds_nobody_up(room: Room) -> None:
 async def a_cancelled_call_leaves_order(room: Room) -> None:
     """A cancelled command ends, and the next answer belongs to the next call."""
     async with room.sandbox() as box:
-        task = asyncio.ensure_future(sh(box, "sleep 1.5; touch late; sleep 30", timeout_s=40))
+        task = asyncio.ensure_future(sh(box, "sleep 1.2; touch late; sleep 30", timeout_s=40))
         await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         done = await sh(box, "echo next")
         expect(done.stdout == b"next\n", done)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2)
         expect(await box.manifest() == [], "the cancelled command went on")
 
 
@@ -153,9 +153,9 @@ async def manifest_tells_all(room: Room) -> None:
 async def kill_all_spares_files(room: Room) -> None:
     """kill_all ends daemons and stopped processes, and leaves the files."""
     async with room.sandbox() as box:
-        await sh(box, "touch kept; setsid sh -c 'sleep 1.5; touch late' & sh -c 'kill -STOP $$' & true")
+        await sh(box, "touch kept; setsid sh -c 'sleep 1.2; touch late' & sh -c 'kill -STOP $$' & true")
         await box.kill_all()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2)
         expect([info.path for info in await box.manifest()] == ["kept"], "a daemon survived kill_all")
 
 
@@ -164,7 +164,7 @@ async def reset_is_clean(room: Room) -> None:
     """reset leaves no process and no file, whatever their depth, mode, name or open descriptors."""
     async with room.sandbox() as box:
         await sh(
-            box, "setsid sh -c 'exec 3>open; rm open; sleep 1.5; touch late' & mkdir -p locked/in; touch locked/in/f"
+            box, "setsid sh -c 'exec 3>open; rm open; sleep 1.2; touch late' & mkdir -p locked/in; touch locked/in/f"
         )
         deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nopen('f', 'w')"
         done = await python(box, deep + "\nos.mkdir(b'\\xff\\n'); os.mkdir('e', 0)")
@@ -172,7 +172,7 @@ async def reset_is_clean(room: Room) -> None:
         await sh(box, "chmod 000 locked/in locked; chmod 555 .")
         await box.reset()
         expect(await box.manifest() == [], "files survived the reset")
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2)
         done = await sh(box, 'ls -a . "$TMPDIR" | grep -v "^[.]*$"; touch works')
         expect([info.path for info in await box.manifest()] == ["works"], f"a process survived the reset: {done}")
 
