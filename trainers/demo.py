@@ -58,7 +58,9 @@ class DemoPlan:
     held_out: int = 256
 
 
-def run_demo(seed: int = 0, sandbox: str = "auto", folder: Path = Path("runs/demo-0"), plan: DemoPlan | None = None) -> dict[str, Any]:
+def run_demo(
+    seed: int = 0, sandbox: str = "auto", folder: Path = Path("runs/demo-0"), plan: DemoPlan | None = None
+) -> dict[str, Any]:
     """Run the whole story and leave a run folder with `report.html`.
 
     Returns:
@@ -73,7 +75,8 @@ def run_demo(seed: int = 0, sandbox: str = "auto", folder: Path = Path("runs/dem
     torch.set_flush_denormal(True)
     clock = _Clock()
     make = factory(plan.env, **dict(plan.knobs))
-    console.print(f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    console.print(f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads")
     episodes = _oracle_episodes(make, plan, seed, sandbox)
     clock.lap("demonstrations")
     start = _warm_start(episodes, make(), plan, seed, folder)
@@ -133,7 +136,8 @@ def _warm_start(episodes: list[Episode], env: ToolEnv, plan: DemoPlan, seed: int
         f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens; "
         f"warm start: {plan.sft_steps} steps of {plan.sft_batch} out of {len(rows)} demonstrations"
     )
-    sft(model, chat, rows, steps=plan.sft_steps, batch_size=plan.sft_batch, optimizer=MuonAdamW, seed=seed, on_step=_show_loss)
+    size = {"steps": plan.sft_steps, "batch_size": plan.sft_batch}
+    sft(model, chat, rows, optimizer=MuonAdamW, seed=seed, on_step=_show_loss, **size)
     model.save_pretrained(source)
     return source
 
@@ -147,8 +151,9 @@ def _texts(episodes: Iterable[Episode]) -> list[str]:
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    calls = [{"function": {"name": c.name, "arguments": c.arguments}} for c in message.tool_calls if isinstance(c, ToolCall)]
-    return {"role": message.role, "content": message.content, "tool_calls": calls}
+    calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
+    functions = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+    return {"role": message.role, "content": message.content, "tool_calls": functions}
 
 
 def _show_loss(step: int, loss: float) -> None:
@@ -196,5 +201,6 @@ def _summary(trained: dict[str, Any], folder: Path, clock: _Clock, config: Train
 
 def _say(result: dict[str, Any]) -> None:
     before, after = result["pass_at_1"]["before"], result["pass_at_1"]["after"]
-    print(f"held-out pass@1: {before:.3f} before, {after:.3f} after ({result['held_out_tasks']} tasks, {result['seconds']['total']:.0f} s)")
+    tasks, seconds = result["held_out_tasks"], result["seconds"]["total"]
+    print(f"held-out pass@1: {before:.3f} before, {after:.3f} after ({tasks} tasks, {seconds:.0f} s)")
     print(f"report: {result['report']}")

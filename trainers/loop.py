@@ -20,7 +20,7 @@ from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.losses import add_metrics, token_logprobs
 from agentrl.trainers.metrics import rollout_metrics
 from agentrl.trainers.run import Run
-from agentrl.trainers.scoring import PolicyOutput, frozen_logprobs
+from agentrl.trainers.scoring import EntropyMode, PolicyOutput, frozen_logprobs
 from agentrl.trajectory import Group
 
 MAX_GAP = 0.1
@@ -62,7 +62,7 @@ def train(run: Run) -> None:
         run.log(step + 1, metrics)
         quiet = quiet + 1 if not any(group.has_signal for group in groups) else 0
         if quiet >= MAX_QUIET_ROUNDS:
-            raise TrainingError(f"{quiet} rounds in a row gave no signal ({why_quiet(groups)}): nothing can be learnt from them")
+            raise TrainingError(f"{quiet} rounds in a row gave no signal: {why_quiet(groups)}")
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             run.save(step + 1)
 
@@ -86,7 +86,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
         parts = []
         for micro in rows.split(config.micro_tokens):
             scalar, metrics = loss(score(run, micro), micro)
-            scalar.backward()
+            scalar.backward()  # type: ignore[no-untyped-call]
             parts.append(metrics)
         if not parts:
             continue
@@ -101,7 +101,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     """What the policy (and the reference, where the recipe has one) says about the sampled tokens."""
     micro = micro.to(run.model.device)
-    mode = "gradient" if run.recipe.loss.entropy_coef else "value"
+    mode: EntropyMode = "gradient" if run.recipe.loss.entropy_coef else "value"
     output = token_logprobs(run.model, micro, run.config.temperature, entropy=mode)
     if run.reference is None:
         return output
@@ -118,7 +118,7 @@ def _stop_if_broken(history: Sequence[dict[str, float]], step: int) -> None:
         )
     if len(history) == 1 and last["logprob_gap"] > MAX_GAP:
         raise TrainingError(
-            f"round {step}: sampler and trainer disagree by {last['logprob_gap']:.3f} nats per token before any update: "
+            f"round {step}: sampler and trainer disagree by {last['logprob_gap']:.3f} nats per token before an update: "
             "stale weights, another temperature, or another precision; nothing was trained on these samples"
         )
 
@@ -149,4 +149,6 @@ def why_quiet(groups: Sequence[Group]) -> str:
     if rewards == {None}:
         return "infrastructure failed every episode: see `failure` in episodes.jsonl"
     solved = sum(episode.passed is True for group in groups for episode in group.episodes)
-    return "every task is solved: choose harder ones" if solved else "no task is ever solved: choose easier ones or warm-start"
+    if solved:
+        return "every task is solved: choose harder ones"
+    return "no task is ever solved: choose easier ones, or warm-start the model"

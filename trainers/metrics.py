@@ -13,8 +13,8 @@ from agentrl.types import Ending, EndReason
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Reward, length, tools, endings and group statistics of one round.
 
-    Means over episodes leave out what infrastructure failed; `episodes/failed_infra` counts that. A mean over nothing is
-    left out of the result.
+    Means over episodes leave out what infrastructure failed; `episodes/failed_infra` counts that. A mean over nothing
+    is left out of the result.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if episode.end.ending is not Ending.FAILED]

@@ -38,7 +38,7 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("MuonAdamW takes no closure")
         for part in self.parts:
-            part.step()
+            part.step()  # type: ignore[no-untyped-call]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both."""

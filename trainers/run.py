@@ -32,8 +32,8 @@ from agentrl.trajectory import Episode
 from agentrl.types import Task
 
 Listener = Callable[[str, Any], None]
-"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row) and ("eval", summary)
-on the training thread."""
+"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row) and
+("eval", summary) on the training thread."""
 
 
 class Run:
@@ -51,7 +51,9 @@ class Run:
 
     max_grad_norm = 1.0
 
-    def __init__(self, config: TrainConfig, folder: Path, *, resume: bool = False, listen: Listener | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, folder: Path, *, resume: bool = False, listen: Listener | None = None
+    ) -> None:
         self.config = config
         self.folder = folder
         self.listen = listen or (lambda kind, what: None)
@@ -86,7 +88,7 @@ class Run:
         """A copy of the initial policy, only where a KL term needs it."""
         if not self.recipe.loss.kl_coef:
             return None
-        model = load_model(self.config.model) if self.start else copy.deepcopy(self.model)
+        model: torch.nn.Module = load_model(self.config.model) if self.start else copy.deepcopy(self.model)
         return model.requires_grad_(False).eval()
 
     def _open(self) -> None:
@@ -123,7 +125,8 @@ class Run:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """pass@1 on the first held-out tasks, one sample each, and its interval."""
-        tasks = list(itertools.islice(self._make().tasks("test", derive_seed(self.config.seed, "test")), self.config.eval_tasks))
+        held_out = self._make().tasks("test", self.seed_of("test"))
+        tasks = list(itertools.islice(held_out, self.config.eval_tasks))
         self.listen("phase", (f"evaluation after round {step}", len(tasks)))
         groups = self.rollouts.gather(tasks, step, group_size=1, run=f"{self.folder.name}/eval")
         result = summarize((episode for group in groups for episode in group.episodes), (1,))

@@ -14,7 +14,6 @@ from agentrl.trainers.loop import train
 from agentrl.trainers.run import Listener, Run
 
 
-
 def run_training(config: Path, folder: Path, *, overrides: Sequence[str] = (), resume: bool = False) -> dict[str, Any]:
     """Train as a TOML file says.
 
@@ -30,21 +29,24 @@ def run_training(config: Path, folder: Path, *, overrides: Sequence[str] = (), r
 
 def train_with_display(config: TrainConfig, folder: Path, *, resume: bool = False) -> dict[str, Any]:
     """Train with a progress bar, then write the report, which is also written when training stops early."""
-    with episode_bar("starting") as bar:
-        with Run(config, folder, resume=resume, listen=follow(bar, config)) as run:
-            try:
-                train(run)
-            finally:
-                if (folder / "metrics.jsonl").stat().st_size:
-                    report = write_report(folder, tokenizer=run.tokenizer)
+    report = None
+    with episode_bar("starting") as bar, Run(config, folder, resume=resume, listen=follow(bar, config)) as run:
+        try:
+            train(run)
+        finally:
+            if run.history():
+                report = write_report(folder, tokenizer=run.tokenizer)
     last = checkpoint.latest(folder)
-    rows = run.history()
     return {
         "run": str(folder),
         "steps": config.steps,
         "model": str(last.model) if last else None,
-        "report": str(report),
-        "eval": [{k: row[k] for k in row if k == "step" or k.startswith("eval/")} for row in rows if "eval/pass_at_1" in row],
+        "report": str(report) if report else None,
+        "eval": [
+            {name: value for name, value in row.items() if name == "step" or name.startswith("eval/")}
+            for row in run.history()
+            if "eval/pass_at_1" in row
+        ],
     }
 
 

@@ -57,7 +57,7 @@ def collate(rows: Sequence[dict[str, list[int]]], pad_id: int) -> dict[str, torc
     return {**batch, "attention_mask": (torch.arange(width) < lengths_B1).long()}
 
 
-def sft(
+def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
     model: Any,
     chat: Chat,
     rows: Sequence[SftRow],
@@ -86,7 +86,7 @@ def sft(
 
     pad = chat.tokenizer.pad_token_id
 
-    class _Report(TrainerCallback):  # type: ignore[misc]
+    class _Report(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if on_step and logs and "loss" in logs:
                 on_step(int(state.global_step), float(logs["loss"]))

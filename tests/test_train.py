@@ -1,0 +1,259 @@
+"""Training runs: exact resume, honest refusals, checkpoints that are whole or absent. Real tiny models on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.records import read_episodes, read_metrics
+from agentrl.trainers import checkpoint
+from agentrl.trainers.config import TrainConfig, check_config, read_config
+from agentrl.trainers.loop import TrainingError, train, why_quiet
+from agentrl.trainers.run import Run
+from agentrl.trainers.session import run_training
+
+TOY = f"{Path(__file__).parent / 'toy_envs.py'}:Parity"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from agentrl.trainers.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
+    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
+
+
+def settings(model, **changes):
+    row = {
+        "env": TOY,
+        "model": str(model),
+        "steps": 5,
+        "tasks_per_step": 4,
+        "group_size": 4,
+        "learning_rate": 1e-3,
+        "deterministic": True,
+        "eval_every": 2,
+        "eval_tasks": 6,
+        "save_every": 1,
+        "minibatches": 2,
+        "micro_tokens": 512,
+    }
+    return check_config(row | changes, "test")
+
+
+def run(config, folder, **options):
+    with Run(config, folder, **options) as opened:
+        train(opened)
+    return timeless(folder)
+
+
+def timeless(folder):
+    """All metrics but times, exactly as recorded."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def test_a_run_leaves_a_folder_that_tells_everything(model, tmp_path):
+    config = settings(model)
+    rows = run(config, tmp_path / "a")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert {"eval/pass_at_1", "eval/ci95_low"} <= rows[0].keys() & rows[2].keys() & rows[4].keys()
+    assert all(row["parity/gap_mean"] < 1e-4 for row in rows[1:])
+    assert any(row["policy/grad_norm"] > 0 for row in rows[1:])
+    keys = list(read_episodes(tmp_path / "a" / "episodes.jsonl"))
+    assert len(keys) == 5 * 16 + 3 * 6
+    assert read_config(tmp_path / "a" / "config.toml") == config
+    last = checkpoint.latest(tmp_path / "a")
+    assert last is not None and last.step == 5
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(last.model, local_files_only=True)
+    assert AutoTokenizer.from_pretrained(last.model, local_files_only=True).chat_template
+
+
+def test_the_same_run_again_gives_the_same_numbers(model, tmp_path):
+    assert run(settings(model), tmp_path / "a" / "x") == run(settings(model), tmp_path / "b" / "x")
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path):
+    whole = run(settings(model), tmp_path / "a" / "x")
+    run(settings(model, steps=2), tmp_path / "b" / "x")
+    assert run(settings(model), tmp_path / "b" / "x", resume=True) == whole
+    assert read_episodes(tmp_path / "a/x/episodes.jsonl").keys() == read_episodes(tmp_path / "b/x/episodes.jsonl").keys()
+
+
+def test_micro_batches_change_no_metric_but_rounding(model, tmp_path):
+    large, small = (run(settings(model, micro_tokens=n), tmp_path / str(n) / "x") for n in (100_000, 64))
+    for a, b in zip(large, small, strict=True):
+        assert a.get("policy/loss", 0) == pytest.approx(b.get("policy/loss", 0), abs=1e-5)
+        assert a.get("policy/grad_norm", 0) == pytest.approx(b.get("policy/grad_norm", 0), rel=1e-3)
+
+
+def test_training_moves_towards_reward(model, tmp_path):
+    rows = run(settings(model, steps=40, eval_every=0, learning_rate=1e-2, tasks_per_step=8), tmp_path / "a")
+    first, last = (sum(row["reward/mean"] for row in part) / 5 for part in (rows[:5], rows[-5:]))
+    assert last > first + 0.2
+
+
+@pytest.mark.parametrize("kl", [0.05])
+def test_a_kl_term_holds_a_reference(model, tmp_path, kl):
+    rows = run(settings(model, loss={"kl_coef": kl}, steps=3), tmp_path / "a")
+    assert rows[1]["policy/ref_kl"] < rows[3]["policy/ref_kl"]
+
+
+def kill_loop(model, folder, kills, env=TOY):
+    """Train in a process that is killed at random moments, resume it until it ends, return its metrics."""
+    toml = folder / "config.toml"
+    toml.write_text(
+        f'env = "{env}"\nmodel = "{model}"\nsteps = 8\ntasks_per_step = 4\ngroup_size = 4\nlearning_rate = 1e-3\n'
+        "deterministic = true\neval_every = 3\neval_tasks = 6\nsave_every = 2\nminibatches = 2\n"
+    )
+    chance = random.Random(7)
+    command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--resume"]
+    whole = subprocess.run([*command, "--out", str(folder / "a/x")], capture_output=True, text=True, timeout=200)
+    assert whole.returncode == 0, whole.stderr
+    landed = 0
+    while True:
+        process = subprocess.Popen([*command, "--out", str(folder / "b/x")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if landed < kills:
+            metrics, before = folder / "b/x/metrics.jsonl", time.monotonic()
+            size = metrics.stat().st_size if metrics.exists() else 0
+            # Wait until it trains again, then let it live for a random moment: most kills hit a round, not the start.
+            while process.poll() is None and time.monotonic() - before < 60:
+                if metrics.exists() and metrics.stat().st_size > size:
+                    break
+                time.sleep(0.01)
+            time.sleep(chance.random() * 0.4)
+            process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate(timeout=200)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors.decode()
+        landed += 1
+    assert landed == kills
+    assert timeless(folder / "b/x") == timeless(folder / "a/x")
+    assert read_episodes(folder / "a/x/episodes.jsonl").keys() == read_episodes(folder / "b/x/episodes.jsonl").keys()
+
+
+def test_killed_twice_and_resumed(model, tmp_path):
+    kill_loop(model, tmp_path, 2)
+
+
+@pytest.mark.long
+def test_killed_ten_times_and_resumed(model, tmp_path, bubblewrap):
+    kill_loop(model, tmp_path, 10, TOY.replace(":Parity", ":SandboxParity"))
+
+
+def test_a_checkpoint_is_whole_or_absent(model, tmp_path):
+    run(settings(model, steps=3, keep_last=2), tmp_path / "a")
+    assert [found.step for found in checkpoint.checkpoints(tmp_path / "a")] == [2, 3]
+    (tmp_path / "a/checkpoints/.step_4.1").mkdir()
+    (tmp_path / "a/checkpoints/.step_4.1/model").mkdir()
+    assert checkpoint.latest(tmp_path / "a").step == 3
+    checkpoint.prune(tmp_path / "a", 1)
+    assert [path.name for path in (tmp_path / "a/checkpoints").iterdir()] == ["step_3"]
+
+
+def test_a_folder_in_use_is_not_written_over(model, tmp_path):
+    run(settings(model, steps=1), tmp_path / "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="--resume"):
+        Run(settings(model), tmp_path / "a")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+
+
+def test_disagreement_of_sampler_and_trainer_stops_the_run(model, tmp_path):
+    with Run(settings(model), tmp_path / "a") as opened:
+        sample = opened.engine._sample
+
+        def warmer(rows):
+            with torch.no_grad():
+                opened.model.lm_head.weight.mul_(3.0)
+            try:
+                return sample(rows)
+            finally:
+                with torch.no_grad():
+                    opened.model.lm_head.weight.div_(3.0)
+
+        opened.engine._sample = warmer
+        with pytest.raises(TrainingError, match="disagree by"):
+            train(opened)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path):
+    with Run(settings(model), tmp_path / "a") as opened:
+        opened.recipe = BrokenRecipe(opened.recipe)
+        before = {name: value.clone() for name, value in opened.model.state_dict().items()}
+        with pytest.raises(TrainingError, match="no step was taken"):
+            train(opened)
+        assert all(torch.equal(before[name], value) for name, value in opened.model.state_dict().items())
+
+
+class BrokenRecipe:
+    def __init__(self, inner):
+        self.inner = inner
+        self.advantage = inner.advantage
+        self.loss = self
+        self.kl_coef, self.entropy_coef = 0.0, 0.0
+
+    def __call__(self, output, batch):
+        scalar, metrics = self.inner.loss(output, batch)
+        return scalar * float("nan"), metrics | {"loss": float("nan")}
+
+
+def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
+    always = f"{Path(__file__).parent / 'toy_envs.py'}:Hopeless"
+    with Run(settings(model, env=always, steps=9, eval_every=0), tmp_path / "a") as opened:
+        with pytest.raises(TrainingError, match="5 rounds in a row gave no signal: no task is ever solved"):
+            train(opened)
+    assert len(timeless(tmp_path / "a")) == 5
+    assert callable(why_quiet)
+
+
+def test_settings_are_few():
+    assert len(TrainConfig.model_fields) <= 20
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lerning_rate": 1}, "setting 'lerning_rate' is unknown: did you mean 'learning_rate'?"),
+        ({"steps": 0}, "steps=0"),
+        ({"temperature": 0}, "temperature=0"),
+        ({"group_size": 1}, "group_size=1"),
+        ({"env": None}, "env=None"),
+        ({"top_p": 0.9}, "setting 'top_p' is unknown"),
+    ],
+)
+def test_wrong_settings_get_one_sentence(model, change, sentence):
+    with pytest.raises(ConfigError) as caught:
+        settings(model, **change)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_folder_without_tokenizer_is_named(model, tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_bytes((model / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        Run(settings(tmp_path / "m"), tmp_path / "a")
+
+
+def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
+    toml = tmp_path / "c.toml"
+    toml.write_text(f'env = "{TOY}"\nmodel = "{model}"\nsteps = 1\ntasks_per_step = 2\ngroup_size = 2\n')
+    first = run_training(toml, tmp_path / "r", overrides=["save_every=1"])
+    again = run_training(toml, tmp_path / "r", overrides=["steps=2", "save_every=1"], resume=True)
+    assert (first["steps"], again["steps"]) == (1, 2)
+    assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
+    assert json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text()) == {"step": 2}
+    assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
