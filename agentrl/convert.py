@@ -68,11 +68,12 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
 def mbpp(row: Row) -> Task:
     """A task of MBPP (Austin et al. 2021). The first assertion is the visible example; the others are hidden.
 
-    The only assertion of a row with one is hidden, and nothing is shown.
+    Where doing nothing would satisfy those others (there are none, or all say `assert not`), all are hidden.
     """
     asserts, code = list(row["test_list"]), row["code"]
     name = _entry_point(code, asserts[0])
-    shown, hidden = (asserts[:1], asserts[1:]) if len(asserts) > 1 else ([], asserts)
+    rest_demands = any(not line.strip().startswith("assert not ") for line in asserts[1:])
+    shown, hidden = (asserts[:1], asserts[1:]) if rest_demands else ([], asserts)
     setup = "\n".join([*row.get("test_imports", []), row.get("test_setup_code", "")])
     body = f"{name} = candidate\n" + "\n".join(hidden)
     check = f"{setup}\ndef check(candidate):\n{textwrap.indent(body, '    ')}\n"

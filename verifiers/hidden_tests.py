@@ -27,7 +27,11 @@ from agentrl.verifiers.runner.codec import CodecError, decode, encode
 PYTHON = "/usr/bin/python3"
 NONCE_BYTES = 16
 GRACE_S = 10.0
-_PARTS = {"cases": ("codec", "child", "judge"), "tests": ("codec", "minitest", "child", "judge")}
+_PARTS = {
+    "cases": ("codec", "child", "judge"),
+    "check": ("codec", "lazy", "child", "judge"),
+    "tests": ("codec", "minitest", "child", "judge"),
+}
 _FACTS = {
     "time_limit": "a time limit was met",
     "ended": "the candidate's process ended",
@@ -107,6 +111,8 @@ def score(evidence: Evidence, partial: bool = False) -> Score:
     why = f"{passed} of {count} hidden tests passed"
     if evidence.fact.startswith("import:"):
         why += f": loading the artifact raised {evidence.fact.removeprefix('import:')}"
+    elif evidence.fact.startswith("check:"):
+        why += f": the check ended in {evidence.fact.removeprefix('check:')}"
     elif evidence.fact:
         why += f": {_FACTS.get(evidence.fact, 'judging ended early')}"
     elif evidence.survived:
@@ -209,7 +215,7 @@ def _runner_packet(form: str) -> bytes:
     folder = files("agentrl.verifiers.runner")
     package = "agentrl.verifiers.runner"
     texts = dict.fromkeys(("agentrl", "agentrl.verifiers", package), "")
-    texts |= {f"{package}.{part}": (folder / f"{part}.py").read_text() for part in _PARTS.get(form, _PARTS["cases"])}
+    texts |= {f"{package}.{part}": (folder / f"{part}.py").read_text() for part in _PARTS[form]}
     modules = [(name, text, marshal.dumps(compile(text, name, "exec"))) for name, text in texts.items()]
     packet = marshal.dumps((importlib.util.MAGIC_NUMBER, modules))
     return len(packet).to_bytes(4, "little") + packet

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from agentrl.verifiers.runner.codec import REPLY_BYTES, CodecError, decode, encode
+from agentrl.verifiers.runner.codec import CodecError, Reader, Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,22 +45,28 @@ def reduce(value: Any) -> Any:
 
 
 def serve() -> None:
-    """Answer the judge's requests until it hangs up: ("load", path, name), ("call", args, kwargs), ("tests", files)."""
+    """Answer the judge's requests until it hangs up: ("load", path, name), ("call", args, kwargs), ("tests", files).
+
+    Answers: ("ok",), ("value", result), ("test", id, outcome) and at last ("done",), or ("raised", type name).
+    """
     function: Callable[..., Any] | None = None
     while True:
-        request = decode(_receive())
+        request = Reader(_receive).receive()
         try:
             if request[0] == "load":
                 function = _load(request[1], request[2])
-                answer = encode(("ok",))
+                answer: tuple[Any, ...] = ("ok",)
             elif request[0] == "call" and function is not None:
-                answer = encode(("value", function(*request[1], **request[2])), reduce, REPLY_BYTES)
+                answer = ("value", function(*request[1], **request[2]))
             else:
                 _run_tests(request[1])
-                answer = encode(("done", None))
+                answer = ("done",)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt of a candidate are answers too
-            answer = encode(("raised", type(error).__name__[:60]))
-        _send(answer)
+            answer = ("raised", type(error).__name__[:60])
+        try:
+            Writer(_send, reduce).send(answer)
+        except Exception:  # noqa: BLE001, S112  the judge was told to give up on this answer, and may ask again
+            continue
 
 
 def _load(path: str, name: str) -> Callable[..., Any]:
@@ -82,25 +88,17 @@ def _run_tests(files: dict[str, str]) -> None:
     from agentrl.verifiers.runner.minitest import run
 
     for test, outcome in run(files):
-        _send(encode(("test", test, outcome)))
+        Writer(_send).send(("test", test, outcome))
 
 
 def _receive() -> bytes:
-    size = int.from_bytes(_read_exactly(4), "little")
-    return _read_exactly(size)
-
-
-def _read_exactly(size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = os.read(FROM_JUDGE, size - len(data))
-        if not piece:
-            os._exit(0)
-        data += piece
-    return bytes(data)
+    data = os.read(FROM_JUDGE, 1 << 16)
+    if not data:
+        os._exit(0)
+    return data
 
 
 def _send(data: bytes) -> None:
-    frame = memoryview(len(data).to_bytes(4, "little") + data)
-    while frame:
-        frame = frame[os.write(TO_JUDGE, frame) :]
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(TO_JUDGE, rest) :]

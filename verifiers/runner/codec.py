@@ -4,7 +4,9 @@ Carried exactly: None, bool, int, float (NaN and infinities too), complex, str, 
 dict. `AnyList` is a list that, as an expected value, matches a list or a tuple. Everything else is an error, unless the
 writer first turns it into one of these (`child.reduce`).
 
-One value is a tag byte and a payload; lengths and counts are 4 bytes, little-endian.
+One value is a tag byte and a payload; lengths and counts are 4 bytes, little-endian. A value delimits itself, so a
+large one can be read while it is still being written. Short strings are written once and then named by one byte;
+sequences of such strings, of machine integers and of floats are packed, since some tests compare millions of them.
 """
 
 from __future__ import annotations
@@ -13,77 +15,147 @@ import struct
 
 TYPE_CHECKING = False  # not from typing: its import would cost more than most gradings
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
-MAX_BYTES = 64_000_000
-REPLY_BYTES = 2_000_000
+MAX_BYTES = 1 << 30
 MAX_DEPTH = 150
+_FLUSH = 1 << 16
+_TABLE = 256
+_SHORT = 64
+_PACK = 4
 
 _U32 = struct.Struct("<I")
 _F64 = struct.Struct("<d")
 
 
 class CodecError(ValueError):
-    """The value or the bytes cannot be carried: unknown type or tag, too long, too deep, cut short."""
+    """The value or the bytes cannot be carried: unknown type or tag, too long, too deep, cut short, given up."""
 
 
 class AnyList(list):  # type: ignore[type-arg]
     """An expected sequence that was written as plain JSON: it matches a list or a tuple."""
 
 
-def encode(value: Any, reduce: Callable[[Any], Any] | None = None, max_bytes: int = MAX_BYTES) -> bytes:
+def encode(value: Any) -> bytes:
     """Bytes of a value.
 
-    Args:
-        reduce: called on a value of another type; returns one that is closer to a carried type, or raises CodecError.
+    Raises:
+        CodecError: a type that is not carried, or a value that is too deep.
+    """
+    pieces: list[bytes] = []
+    Writer(pieces.append).send(value)
+    return b"".join(pieces)
+
+
+def decode(data: bytes) -> Any:
+    """The value of bytes that `encode` wrote; safe on bytes that somebody else wrote.
 
     Raises:
-        CodecError: a type that is not carried, or a value that is too long or too deep.
+        CodecError: anything but exactly one well-formed value.
     """
-    out = bytearray()
-    _write(out, value, reduce, (max_bytes, 0))
-    return bytes(out)
+    pieces = [data] if data else []
+    reader = Reader(lambda: pieces.pop() if pieces else b"")
+    value = reader.receive()
+    if reader.rest():
+        raise CodecError("bytes after the value")
+    return value
 
 
-def _write(out: bytearray, value: Any, reduce: Callable[[Any], Any] | None, bound: tuple[int, int]) -> None:
-    max_bytes, depth = bound
-    if depth > MAX_DEPTH:
-        raise CodecError(f"nested deeper than {MAX_DEPTH}")
-    kind = type(value)
-    if kind in _SCALARS:
-        tag, payload = _SCALARS[kind](value)
-        out += tag
-        out += payload
-    elif kind in _CONTAINERS:
-        out += _CONTAINERS[kind]
-        out += _U32.pack(len(value))
-        items = [part for pair in value.items() for part in pair] if kind is dict else value
-        for item in items:
-            _write(out, item, reduce, (max_bytes, depth + 1))
-    elif reduce is not None:
-        _write(out, reduce(value), reduce, (max_bytes, depth + 1))
-    else:
-        raise CodecError(f"a value of type {kind.__name__} cannot be carried")
-    if len(out) > max_bytes:
-        raise CodecError(f"longer than {max_bytes} bytes")
+class Writer:
+    """Writes one value to a sink, piece by piece.
+
+    Args:
+        sink: takes the next bytes.
+        reduce: called on a value of another type; returns one closer to a carried type, or raises CodecError.
+    """
+
+    def __init__(self, sink: Callable[[bytes], object], reduce: Callable[[Any], Any] | None = None) -> None:
+        self._sink = sink
+        self._reduce = reduce
+        self._out = bytearray()
+        self._table: dict[str, int] = {}
+
+    def send(self, value: Any) -> None:
+        """Write a value whole. If it cannot be carried, the reader is told to give up, and the error is raised."""
+        try:
+            self._write(value, 0)
+        except BaseException:
+            self._out += b"X"
+            raise
+        finally:
+            self._sink(bytes(self._out))
+
+    def _write(self, value: Any, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise CodecError(f"nested deeper than {MAX_DEPTH}")
+        kind = type(value)
+        if kind is str:
+            self._write_text(value)
+        elif kind in _SCALARS:
+            self._out += _SCALARS[kind](value)
+        elif kind in _CONTAINERS:
+            self._write_items(kind, value, depth)
+        elif self._reduce is not None:
+            self._write(self._reduce(value), depth + 1)
+        else:
+            raise CodecError(f"a value of type {kind.__name__} cannot be carried")
+
+    def _write_text(self, text: str) -> None:
+        known = self._table.get(text)
+        if known is not None:
+            self._out += bytes((114, known))
+            return
+        self._out += _sized(b"s", text.encode("utf-8", "surrogatepass"))
+        if len(text) <= _SHORT and len(self._table) < _TABLE:
+            self._table[text] = len(self._table)
+
+    def _write_items(self, kind: type, value: Any, depth: int) -> None:
+        packed = self._packed(value) if len(value) >= _PACK and (kind is list or kind is tuple) else None
+        if packed is not None:
+            self._out += packed[0] + _CONTAINERS[kind] + _U32.pack(len(value)) + packed[1]
+        else:
+            self._out += _CONTAINERS[kind] + _U32.pack(len(value))
+            items: Iterable[Any] = (part for pair in value.items() for part in pair) if kind is dict else value
+            for item in items:
+                self._write(item, depth + 1)
+        if len(self._out) > _FLUSH:
+            self._sink(bytes(self._out))
+            self._out.clear()
+
+    def _packed(self, value: Any) -> tuple[bytes, bytes] | None:
+        kinds = set(map(type, value))
+        try:
+            if kinds == {str}:
+                return b"p", bytes(map(self._table.__getitem__, value))
+            if kinds == {int}:
+                return b"q", struct.pack(f"<{len(value)}q", *value)
+            if kinds == {float}:
+                return b"g", struct.pack(f"<{len(value)}d", *value)
+        except (KeyError, struct.error):
+            pass
+        return None
 
 
-def _sized(tag: bytes, payload: bytes) -> tuple[bytes, bytes]:
-    return tag + _U32.pack(len(payload)), payload
+def _sized(tag: bytes, payload: bytes) -> bytes:
+    return tag + _U32.pack(len(payload)) + payload
 
 
-_SCALARS: dict[type, Callable[[Any], tuple[bytes, bytes]]] = {
-    type(None): lambda value: (b"N", b""),
-    bool: lambda value: (b"T" if value else b"F", b""),
-    int: lambda value: _sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)),
-    float: lambda value: (b"f", _F64.pack(value)),
-    complex: lambda value: (b"c", _F64.pack(value.real) + _F64.pack(value.imag)),
-    str: lambda value: _sized(b"s", value.encode("utf-8", "surrogatepass")),
+def _int(value: int) -> bytes:
+    return _sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+_SCALARS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"N",
+    bool: lambda value: b"T" if value else b"F",
+    int: _int,
+    float: lambda value: b"f" + _F64.pack(value),
+    complex: lambda value: b"c" + _F64.pack(value.real) + _F64.pack(value.imag),
     bytes: lambda value: _sized(b"b", value),
 }
 _CONTAINERS: dict[type, bytes] = {list: b"l", AnyList: b"A", tuple: b"t", set: b"S", frozenset: b"Z", dict: b"d"}
-_BUILD: dict[bytes, Callable[[list[Any]], Any]] = {
+_CONSTANTS = {b"N": None, b"T": True, b"F": False}
+_BUILD: dict[bytes, Callable[[Any], Any]] = {
     b"l": list,
     b"A": AnyList,
     b"t": tuple,
@@ -93,58 +165,94 @@ _BUILD: dict[bytes, Callable[[list[Any]], Any]] = {
 }
 
 
-def decode(data: bytes) -> Any:
-    """The value of bytes that `encode` wrote; safe on bytes that somebody else wrote.
+class Reader:
+    """Reads one value from a source that somebody else writes.
 
-    Raises:
-        CodecError: anything but exactly one well-formed value.
+    Args:
+        more: returns the next bytes, or none at the end.
     """
-    try:
-        value, end = _read(data, 0, 0)
-    except (IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
-        raise CodecError(f"malformed: {type(error).__name__}") from None
-    if end != len(data):
-        raise CodecError("bytes after the value")
-    return value
 
+    def __init__(self, more: Callable[[], bytes]) -> None:
+        self._more = more
+        self._data = b""
+        self._at = 0
+        self._total = 0
+        self._table: list[str] = []
 
-def _read(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    if depth > MAX_DEPTH:
-        raise CodecError(f"nested deeper than {MAX_DEPTH}")
-    tag = data[at : at + 1]
-    at += 1
-    if tag in b"NTF" and tag:
-        return {b"N": None, b"T": True, b"F": False}[tag], at
-    if tag == b"f":
-        return _F64.unpack_from(data, at)[0], at + 8
-    if tag == b"c":
-        return complex(_F64.unpack_from(data, at)[0], _F64.unpack_from(data, at + 8)[0]), at + 16
-    size = _U32.unpack_from(data, at)[0]
-    at += 4
-    if tag in _BUILD:
-        return _read_items(data, at, depth, (tag, size))
-    if size > len(data) - at:
-        raise CodecError("cut short")
-    payload = data[at : at + size]
-    if tag == b"i":
-        return int.from_bytes(payload, "little", signed=True), at + size
-    if tag == b"s":
-        return payload.decode("utf-8", "surrogatepass"), at + size
-    if tag == b"b":
-        return payload, at + size
-    raise CodecError(f"unknown tag {tag!r}")
+    def receive(self) -> Any:
+        """The value.
 
+        Raises:
+            CodecError: the bytes are no value, or more than `MAX_BYTES`.
+        """
+        try:
+            return self._read(0)
+        except (IndexError, struct.error, UnicodeDecodeError, TypeError, KeyError) as error:
+            raise CodecError(f"malformed: {type(error).__name__}") from None
 
-def _read_items(data: bytes, at: int, depth: int, head: tuple[bytes, int]) -> tuple[Any, int]:
-    tag, size = head
-    count = 2 * size if tag == b"d" else size
-    if count > len(data) - at:
-        raise CodecError("cut short")
-    items = []
-    for _ in range(count):
-        item, at = _read(data, at, depth + 1)
-        items.append(item)
-    return _BUILD[tag](items), at
+    def rest(self) -> bytes:
+        """What was taken from the source after the value."""
+        return self._data[self._at :]
+
+    def _take(self, size: int) -> bytes:
+        while len(self._data) - self._at < size:
+            pieces = [self._data[self._at :]]
+            have = len(pieces[0])
+            while have < size:
+                pieces.append(self._more())
+                have += len(pieces[-1])
+                self._total += len(pieces[-1])
+                if not pieces[-1] or self._total > MAX_BYTES:
+                    raise CodecError("cut short" if not pieces[-1] else f"longer than {MAX_BYTES} bytes")
+            self._data, self._at = b"".join(pieces), 0
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _read(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise CodecError(f"nested deeper than {MAX_DEPTH}")
+        tag = self._take(1)
+        if tag in _CONSTANTS:
+            return _CONSTANTS[tag]
+        if tag == b"r":
+            return self._table[self._take(1)[0]]
+        if tag == b"f":
+            return _F64.unpack(self._take(8))[0]
+        if tag == b"c":
+            return complex(*struct.unpack("<2d", self._take(16)))
+        if tag in _BUILD:
+            return self._read_items(tag, depth)
+        return self._read_packed(tag) if tag in b"pqg" else self._read_sized(tag)
+
+    def _count(self) -> int:
+        return int.from_bytes(self._take(4), "little")
+
+    def _read_items(self, tag: bytes, depth: int) -> Any:
+        count = self._count() * (2 if tag == b"d" else 1)
+        items = []
+        for _ in range(count):
+            items.append(self._read(depth + 1))
+        return _BUILD[tag](items)
+
+    def _read_packed(self, tag: bytes) -> Any:
+        build = {b"l": list, b"t": tuple}[self._take(1)]
+        count = self._count()
+        if tag == b"p":
+            return build(map(self._table.__getitem__, self._take(count)))
+        return build(struct.unpack(f"<{count}{'q' if tag == b'q' else 'd'}", self._take(8 * count)))
+
+    def _read_sized(self, tag: bytes) -> Any:
+        if tag not in (b"i", b"s", b"b"):
+            raise CodecError("given up" if tag == b"X" else f"unknown tag {tag!r}")
+        payload = self._take(self._count())
+        if tag == b"i":
+            return int.from_bytes(payload, "little", signed=True)
+        if tag == b"b":
+            return payload
+        text = payload.decode("utf-8", "surrogatepass")
+        if len(text) <= _SHORT and len(self._table) < _TABLE:
+            self._table.append(text)
+        return text
 
 
 def matches(got: Any, want: Any, atol: float = 0.0) -> bool:

@@ -15,7 +15,7 @@ import sys
 import time
 
 from agentrl.verifiers.runner import child
-from agentrl.verifiers.runner.codec import REPLY_BYTES, CodecError, decode, encode, matches
+from agentrl.verifiers.runner.codec import CodecError, Reader, decode, encode, matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,49 +56,55 @@ class Candidate:
         self.deadline = 0.0
         self.calls = 0
         self.gone = ""
+        self._unread = b""
+        self._until = 0.0
 
     def request(self, *message: Any) -> Any:
-        """Ask and wait for the answer, `call_s` seconds at most.
+        """Ask and wait for the answer, which must begin within `call_s` seconds.
 
         Raises:
             Gone: no answer came, or none that can be read.
         """
-        self.send(encode(message))
-        return self.receive(self.call_s)
-
-    def send(self, data: bytes) -> None:
-        """Write one frame."""
-        frame = memoryview(len(data).to_bytes(4, "little") + data)
         until = time.monotonic() + self.call_s
-        while frame:
+        self.send(message, until)
+        return self.receive(until)
+
+    def send(self, message: tuple[Any, ...], until: float) -> None:
+        """Write one message."""
+        rest = memoryview(encode(message))
+        while rest:
             if not select.select([], [self.to_child], [], max(0.0, until - time.monotonic()))[1]:
                 raise self._leave("time_limit")
             try:
-                frame = frame[os.write(self.to_child, frame) :]
+                rest = rest[os.write(self.to_child, rest) :]
             except BrokenPipeError:
                 raise self._leave("ended") from None
 
-    def receive(self, timeout_s: float) -> Any:
-        """Read one frame."""
-        until = time.monotonic() + timeout_s
-        size = int.from_bytes(self._read(4, until), "little")
-        if size > REPLY_BYTES:
-            raise self._leave("too_long")
+    def receive(self, until: float) -> Any:
+        """Read one message; a long one may take until the deadline of everything, once it has begun."""
+        self._until = until
+        reader = Reader(self._read)
         try:
-            return decode(self._read(size, until))
-        except CodecError:
+            value = reader.receive()
+        except CodecError as error:
+            self._unread = reader.rest()
+            if str(error) == "given up":
+                return ("raised", "CodecError")
             raise self._leave("unreadable") from None
+        self._unread = reader.rest()
+        return value
 
-    def _read(self, size: int, until: float) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            if not select.select([self.from_child], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise self._leave("time_limit")
-            piece = os.read(self.from_child, size - len(data))
-            if not piece:
-                raise self._leave("ended")
-            data += piece
-        return bytes(data)
+    def _read(self) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        if not select.select([self.from_child], [], [], max(0.0, self._until - time.monotonic()))[0]:
+            raise self._leave("time_limit")
+        data = os.read(self.from_child, 1 << 20)
+        if not data:
+            raise self._leave("ended")
+        self._until = self.deadline
+        return data
 
     def _leave(self, fact: str) -> Gone:
         self.gone = fact
@@ -246,7 +252,10 @@ def _judge_cases(candidate: Candidate, request: dict[str, Any], outcomes: list[s
 
 
 def _judge_check(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
+    from agentrl.verifiers.runner import lazy
+
     sys.path.append(PACKAGES)
+    lazy.install()
     hidden: dict[str, Any] = {"__name__": "hidden", "__builtins__": builtins}
     try:
         exec(compile(request["check"], "hidden", "exec"), hidden)
@@ -258,24 +267,25 @@ def _judge_check(candidate: Candidate, request: dict[str, Any], outcomes: list[s
     _load(candidate, request)
     try:
         check(candidate)
-    except Exception:  # noqa: BLE001  the reference passes, so whatever a check raises is the candidate's failure
+    except Exception as error:  # noqa: BLE001  the reference passes: whatever a check raises is the candidate's failure
         outcomes[0] = "f"
+        candidate.gone = candidate.gone or f"check:{type(error).__name__[:60]}"
     else:
         outcomes[0] = "f" if candidate.gone else "p"
 
 
 def _judge_tests(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
     places = {name: index for index, name in enumerate(request["ids"])}
-    candidate.send(encode(("tests", request["tests"])))
+    candidate.send(("tests", request["tests"]), candidate.deadline)
     while True:
-        answer = candidate.receive(max(0.0, candidate.deadline - time.monotonic()))
+        answer = candidate.receive(candidate.deadline)
         candidate.calls += 1
         if type(answer) is tuple and len(answer) == 3 and answer[0] == "test" and type(answer[1]) is str:
             place = places.get(answer[1], -1)
             if place < 0 or outcomes[place] != "-":
                 raise Gone("unexpected_test")
             outcomes[place] = "p" if answer[2] == "p" else "f"
-        elif _is_answer(answer, "done"):
+        elif answer == ("done",):
             return
         else:
             candidate.gone = f"import:{_raised(answer)}"
