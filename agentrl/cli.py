@@ -26,7 +26,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An environment setting; repeatable.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable.")]
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def new(
         _print_json({"files": [str(path) for path in files]})
         return
     print("\n".join(f"wrote {path}" for path in files))
-    print(f"try it: agentrl check {files[0]}:{files[0].read_text().split('class ')[1].split('(')[0]}; pytest {files[1]}")
+    print(f"try it: pytest {files[1]}")
 
 
 @app.command()
@@ -130,11 +130,12 @@ def check(
 
     findings = check_environment(factory(env, **_settings(set_)), n_tasks=tasks, sandbox=sandbox)
     broken = [finding for finding in findings if finding.problem]
+    rules = [{"rule": found.rule, "ok": not found.problem, "problem": found.problem} for found in findings]
     if as_json:
-        _print_json({"ok": not broken, "rules": [{"rule": f.rule, "ok": not f.problem, "problem": f.problem} for f in findings]})
+        _print_json({"ok": not broken, "rules": rules})
     else:
-        for finding in findings:
-            print(f"{'BROKEN' if finding.problem else 'ok    '}  {finding.rule}" + (f": {finding.problem}" if finding.problem else ""))
+        for rule in rules:
+            print(f"ok      {rule['rule']}" if rule["ok"] else f"BROKEN  {rule['rule']}: {rule['problem']}")
     raise typer.Exit(1 if broken else 0)
 
 
@@ -150,7 +151,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     sandbox: Sandbox = "auto",
     seed: Annotated[int, typer.Option(help="Every other seed is derived from it.")] = 0,
     temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for records; an interrupted evaluation goes on there.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -216,7 +217,7 @@ def convert(
 def train(
     config: Annotated[Path, typer.Argument(help="TOML file with the settings.")],
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/train"),
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting; repeatable.")] = None,
+    set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run folder's last checkpoint.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -260,7 +261,7 @@ def demo(
     try:
         from agentrl.trainers.demo import run_demo
     except ImportError as error:
-        raise ConfigError(f"the demo needs torch, transformers and trl ({error}): pip install 'agentrl[train]'") from error
+        raise ConfigError(f"the demo cannot be loaded ({error}): pip install 'agentrl[train]'") from error
 
     result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
     if as_json:

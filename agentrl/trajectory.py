@@ -46,8 +46,6 @@ class Segment:
     def __post_init__(self) -> None:
         if self.ids and min(self.ids) < 0:
             raise ValueError(f"token ids are not negative, as {min(self.ids)} is")
-        if self.kind is SegmentKind.PROMPT and not self.ids:
-            raise ValueError("a prompt segment has at least one token: nothing can be sampled after nothing")
         if self.kind is not SegmentKind.SAMPLED:
             if self.logprobs or self.version != -1 or self.finish is not None:
                 raise ValueError(f"a {self.kind.value} segment has no logprobs, version or finish reason")

@@ -1,0 +1,180 @@
+"""One-line builders for tests: tasks, episodes, groups, an engine that emits given ids, a tiny real model."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from agentrl.engines.base import Generation, Sampling
+from agentrl.env import ToolEnv
+from agentrl.policies import Scripted
+from agentrl.rollout import Rollouts, Setting, play
+from agentrl.tools import tool
+from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
+from agentrl.types import EndReason, Limits, Message, Score, Task, ToolCall
+from agentrl.verifiers.base import Submission
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+def make_task(task_id: str = "t", **fields) -> Task:
+    return Task(**{"id": task_id, "instruction": "do it", **fields})
+
+
+def make_episode(reward: float | None = 1.0, *, task: str = "t", sample: int = 0, end=None, **fields) -> Episode:
+    end = end or (EndReason.SANDBOX_LOST if reward is None else EndReason.SUBMITTED)
+    score = Score.failed("lost") if reward is None else Score(reward)
+    key = EpisodeKey("run", 0, task, sample)
+    base = {"key": key, "env": "e-v0", "task": make_task(task).view(), "start": "s", "messages": (), "end": end}
+    return Episode(**{**base, "score": score, **fields})
+
+
+def make_group(*rewards: float | None, task: str = "t") -> Group:
+    return Group(tuple(make_episode(reward, task=task, sample=index) for index, reward in enumerate(rewards)))
+
+
+def make_branch(prompt: int = 2, *turns: tuple[int, int]) -> Trajectory:
+    """A branch with a prompt of some tokens and turns of (sampled, observed) tokens."""
+    segments = [Segment.prompt(range(1, prompt + 1))]
+    for sampled, observed in turns:
+        segments.append(Segment.sampled(range(sampled), [-1.0] * sampled, 0, "stop"))
+        segments += [Segment.observation(range(observed))] if observed else []
+    return Trajectory(tuple(segments))
+
+
+def call(name: str, **arguments) -> ToolCall:
+    return ToolCall(name, arguments)
+
+
+def says(*calls, content: str = "") -> Message:
+    return Message.assistant(content, *calls)
+
+
+def script(*messages: Message) -> Scripted:
+    return Scripted("script", lambda task: messages)
+
+
+async def right(submission: Submission) -> Score:
+    """The verifier that is content if the last answer is the hidden one."""
+    return Score(float(submission.answer == submission.task.hidden.get("answer", "")))
+
+
+class Echo(ToolEnv):
+    """An environment without sandbox: it repeats, and ends on demand."""
+
+    id = "echo-v0"
+    verifier = right
+    limits = Limits(turns=6, tool_calls=6, bad_calls=3, wall_s=20, tool_s=5)
+    count = 40
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        for index in range(self.count):
+            yield make_task(f"{split}-{index}", hidden={"answer": "yes"}, oracle={"answer": "yes"})
+
+    @tool
+    async def say(self, text: str) -> str:
+        """Repeat a text.
+
+        Args:
+            text: what to repeat.
+        """
+        return text
+
+    @tool
+    def submit(self) -> str:
+        """End the episode."""
+        self.finish()
+        return "submitted"
+
+
+def play_one(env: type[ToolEnv] | Callable[[], ToolEnv], policy, task: Task | None = None, **setting) -> Episode:
+    """One episode on a loop of its own."""
+    task = task or make_task(hidden={"answer": "yes"})
+    return asyncio.run(play(Setting(env, policy, **setting), task, EpisodeKey("run", 0, task.id, 0)))
+
+
+@contextmanager
+def rollouts(env, policy, *, pool=None, seed=0, deterministic=False, **options) -> Iterator[Rollouts]:
+    """Rollouts that are closed at the end of the block."""
+    playing = Rollouts(Setting(env, policy, pool, seed=seed, deterministic=deterministic), **options)
+    try:
+        yield playing
+    finally:
+        playing.close()
+
+
+class FakeEngine:
+    """Emits given ids, turn by turn, whatever it is asked; remembers its prompts."""
+
+    def __init__(self, *turns: Sequence[int], stop_ids=frozenset(), context_length: int = 4096) -> None:
+        self.version = 0
+        self.context_length = context_length
+        self.turns = turns
+        self.stop_ids = stop_ids
+        self.prompts: list[tuple[int, ...]] = []
+        self.asked: list[Sampling] = []
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Generation:
+        ids = tuple(self.turns[len(self.prompts) % len(self.turns)])[: sampling.max_tokens]
+        self.prompts.append(tuple(prompt_ids))
+        self.asked.append(sampling)
+        stopped = ids[-1] in self.stop_ids
+        return Generation(ids, (-0.5,) * len(ids), "stop" if stopped else "length", self.version)
+
+    def seat(self):
+        return nullcontext()
+
+    async def close(self) -> None:
+        pass
+
+
+@functools.cache
+def tiny_model_folder() -> Path:
+    """A randomly initialised Qwen2 with its tokenizer as an ordinary model folder; made once per test session."""
+    from agentrl.trainers.tiny import build_model, build_tokenizer
+
+    texts = ["<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n", '<tool_call>{"name": "say", "arguments": {"text": "yes"}}'] * 9
+    folder = tempfile.TemporaryDirectory(prefix="agentrl-tiny-")
+    tiny_model_folder.keep = folder
+    return build_model(folder.name, build_tokenizer(texts), width=32, layers=2, context=512)
+
+
+def run_cli(*arguments: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    """The real command line in a process of its own."""
+    words = [sys.executable, "-m", "agentrl.cli", *map(str, arguments)]
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=timeout, env={**os.environ, **env}, cwd=REPO, check=False
+    )
+
+
+def last_json(text: str):
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def children() -> set[int]:
+    """Processes below this one."""
+    below, found = {os.getpid()}, set()
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+    while below:
+        below = {pid for pid, parent in parents.items() if parent in below} - found
+        found |= below
+    return found
+
+
+def loop_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("agentrl-loop", "agentrl-samp"))}
