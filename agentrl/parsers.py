@@ -124,7 +124,8 @@ def format_hermes(content: str, calls: Sequence[Call]) -> str:
 
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
-_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+_END_PARAMETER = "</parameter>"
 _END_FUNCTION = re.compile(r"</function>\s*")
 
 
@@ -136,10 +137,13 @@ def _xml_body(text: str, start: int) -> tuple[ToolCall | Refused, int]:
     refused: Refused | None = None
     position = function.end()
     while parameter := _PARAMETER.match(text, position):
+        close = text.find(_END_PARAMETER, parameter.end())
+        if close < 0:
+            raise Refused(BAD_XML)
         if parameter[1] in arguments:
             refused = Refused(DUPLICATE)
-        arguments[parameter[1]] = _xml_value(parameter[2].removeprefix("\n").removesuffix("\n"))
-        position = parameter.end()
+        arguments[parameter[1]] = _xml_value(text[parameter.end() : close].removeprefix("\n").removesuffix("\n"))
+        position = skip_space(text, close + len(_END_PARAMETER))
     end = _END_FUNCTION.match(text, position)
     if end is None:
         raise Refused(BAD_XML)
@@ -181,7 +185,7 @@ def _xml_block(call: ToolCall) -> str:
 
 
 def _xml_text(value: Json) -> str:
-    if isinstance(value, str) and "</parameter>" not in value and _xml_value(value) == value:
+    if isinstance(value, str) and _END_PARAMETER not in value and _xml_value(value) == value:
         return value
     return dumps(value).replace("</", "<\\/")
 
@@ -189,7 +193,7 @@ def _xml_text(value: Json) -> str:
 # Llama: bare JSON objects.
 
 _TAG = "<|python_tag|>"
-_OBJECT_START = re.compile(r"^[ \t]*(?:\[\s*)?(?=\{)", re.MULTILINE)
+_OBJECT_START = re.compile(r"(?:^[ \t]*|<\|python_tag\|>\s*)(?:\[\s*)?(?=\{)", re.MULTILINE)
 _NEXT_OBJECT = re.compile(r"[\s;,]*(?=\{)")
 _LIST_END = re.compile(r"\s*\]")
 _MEANT = re.compile(r'\{\s*"(?:name|parameters)"')
@@ -202,20 +206,19 @@ def parse_llama_json(text: str) -> Parsed:
     between), and has a `name` or `parameters` key; any other JSON is content. A code fence around calls is dropped.
     """
     reasoning, rest = split_reasoning(text)
-    content, tag, body = rest.partition(_TAG)
-    if not tag:
-        content, body = "", rest
-    pieces, calls = [content], []
+    pieces: list[str] = []
+    calls: list[Call] = []
     position = 0
-    for start, end, call in _llama_calls(body):
-        pieces.append(body[position:start])
+    for start, end, call in _llama_calls(rest):
+        pieces.append(rest[position:start])
         calls.append(call)
         position = end
-    if tag and not calls:
-        return Parsed(content.strip(), reasoning, (BadCall(_TAG + body, NOT_JSON),))
-    pieces.append(body[position:])
-    joined = join_pieces(pieces)
-    return Parsed(without_empty_fences(joined) if calls else joined, reasoning, tuple(calls))
+    content = join_pieces([*pieces, rest[position:]])
+    if calls:
+        return Parsed(without_empty_fences(content), reasoning, tuple(calls))
+    before, tag, behind = rest.partition(_TAG)
+    bad = (BadCall(tag + behind, NOT_JSON),) if tag else ()
+    return Parsed(before.strip(), reasoning, bad)
 
 
 def _llama_calls(text: str) -> Iterator[tuple[int, int, Call]]:

@@ -74,7 +74,7 @@ def finite(digits: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"\s*")
-_EMPTY_FENCE = re.compile(r"```\w*\s*```")
+_EMPTY_FENCE = re.compile(r"\s*```\w*\s*```\s*")
 
 
 def skip_space(text: str, at: int) -> int:
@@ -149,7 +149,7 @@ def join_pieces(pieces: Iterable[str]) -> str:
 
 def without_empty_fences(content: str) -> str:
     """The content less the code fences that held nothing but calls."""
-    return _EMPTY_FENCE.sub("", content).strip()
+    return _EMPTY_FENCE.sub("\n", content).strip()
 
 
 def split_reasoning(text: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ import keyword
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from agentrl.parsing import (
     MAX_DEPTH,
@@ -23,14 +22,14 @@ from agentrl.parsing import (
     join_pieces,
     split_reasoning,
     unique,
-    without_empty_fences,
 )
 from agentrl.types import BadCall, Json, ToolCall
 
 # Names are read here and not by `ast`, so that `-` may stand in them.
 
 _NAME = r"[A-Za-z_][\w.\-]*"
-_PYTHON_START = re.compile(rf"^[ \t]*(?P<list>\[\s*)?(?={_NAME}\()", re.MULTILINE)
+_PYTHON_START = re.compile(rf"^(?P<fence>```\w*\n)|^[ \t]*(?P<list>\[\s*)?(?={_NAME}\()", re.MULTILINE)
+_FENCE_END = re.compile(r"^```[ \t]*$", re.MULTILINE)
 _PYTHON_NAME = re.compile(rf"\s*({_NAME})(?=\()")
 _KEYWORD = re.compile(rf"{_NAME}\(\s*\w+\s*=")
 _SEPARATOR = re.compile(r"\s*(,|\])\s*")
@@ -58,22 +57,38 @@ def parse_python(text: str) -> Parsed:
     """Read pythonic calls: a list `[f(a=1), g(b="x")]` at the start of a line, or lines that are one call `f(a=1)`.
 
     Arguments are keyword arguments with literal values (tuples become lists); `**{...}` carries keys that are no Python
-    names. A code fence around calls is dropped. A line of prose that has the shape of a call is a call.
+    names. In a code fence, calls count only where the fence holds nothing else; such a fence is dropped. A line of
+    prose that has the shape of a call is a call.
     """
     reasoning, rest = split_reasoning(text)
+    content, calls = _split(rest)
+    return Parsed(content, reasoning, tuple(calls))
+
+
+def _split(text: str) -> tuple[str, list[Call]]:
+    """Content and calls of a text without reasoning."""
     pieces: list[str] = []
     calls: list[Call] = []
     position = search = 0
-    while match := _PYTHON_START.search(rest, search):
-        found, end = _python_block(rest, match.end(), match.start("list") if match["list"] else -1)
-        search = end
+    while match := _PYTHON_START.search(text, search):
+        if match["fence"]:
+            found, search = _fenced(text, match.end())
+        else:
+            found, search = _python_block(text, match.end(), match.start("list") if match["list"] else -1)
         if found:
-            pieces.append(rest[position : match.start()])
+            pieces.append(text[position : match.start()])
             calls += found
-            position = end
-    pieces.append(rest[position:])
-    joined = join_pieces(pieces)
-    return Parsed(without_empty_fences(joined) if calls else joined, reasoning, tuple(calls))
+            position = search
+    return join_pieces([*pieces, text[position:]]), calls
+
+
+def _fenced(text: str, start: int) -> tuple[list[Call], int]:
+    """Read the code fence whose inside starts at `start`; no calls where it is not closed or holds other lines."""
+    close = _FENCE_END.search(text, start)
+    if close is None:
+        return [], start
+    content, calls = _split(text[start : close.start()])
+    return ([] if content else calls), close.end()
 
 
 def _python_block(text: str, start: int, bracket: int) -> tuple[list[Call], int]:
@@ -82,7 +97,7 @@ def _python_block(text: str, start: int, bracket: int) -> tuple[list[Call], int]
     if end < 0:
         if bracket >= 0 or _KEYWORD.match(text, start):
             return [BadCall(text[bracket if bracket >= 0 else start :], UNTERMINATED)], len(text)
-        return [], start
+        return [], start + 1
     if bracket >= 0:
         return _python_list(text[bracket:end]), end
     if _REST_OF_LINE.match(text, end) is None:
@@ -192,11 +207,10 @@ def _python_text(call: ToolCall) -> str:
     if not re.fullmatch(_NAME, call.name):
         raise ValueError(f"{call.name!r} cannot be written as a pythonic call; use letters, digits, '_', '.' and '-'")
     dumps(call.arguments)
-    named: list[str] = []
-    others: dict[str, Any] = {}
-    for key, value in call.arguments.items():
-        if key.isascii() and key.isidentifier() and not keyword.iskeyword(key):
-            named.append(f"{key}={value!r}")
-        else:
-            others[key] = value
-    return f"{call.name}({', '.join([*named, f'**{others!r}'] if others else named)})"
+    written = (
+        f"{key}={value!r}"
+        if key.isascii() and key.isidentifier() and not keyword.iskeyword(key)
+        else f"**{{{key!r}: {value!r}}}"
+        for key, value in call.arguments.items()
+    )
+    return f"{call.name}({', '.join(written)})"
