@@ -156,10 +156,7 @@ class Chat:
         """
         if self.on_rewrite != "branch" or not self.rewrites_history:
             return False
-        seen = self.template.render(messages_before[:-1], tools)
-        turn = messages_before[-1]
-        now = self.template.render([*messages_before, *new_messages], tools)
-        return not (now.startswith(seen) and turn.reasoning in now[len(seen) :])
+        return not self.template.keeps(messages_before, new_messages, tools)
 
     def parse(self, ids: Sequence[int]) -> Message:
         """The assistant's message that sampled ids spell; their stop token is left out, every other token is read."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError as JinjaError
@@ -81,16 +80,20 @@ class Template:
 
     def encode(self, text: str) -> list[int]:
         """Tokenise rendered text: control tokens count, guarded ones are spelled, nothing is added in front."""
-        encode = partial(self.tokenizer.encode, add_special_tokens=False)
         if "\ue000" not in text:
-            return list(encode(text, split_special_tokens=False)) if text else []
+            return self._encode(text)
         ids: list[int] = []
         for index, piece in enumerate(_GUARD.split(text)):
             if index % 2 and int(piece) < len(self._special):
-                ids += encode(self._special[int(piece)], split_special_tokens=True)
-            elif piece:
-                ids += encode(piece, split_special_tokens=False)
+                spelled = self._special[int(piece)]
+                ids += self._encode(spelled[:1]) + self._encode(spelled[1:])
+            else:
+                ids += self._encode(piece)
         return ids
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False) if text else []
+        return list(ids)
 
     def encode_turn(self, text: str) -> list[int]:
         """Tokenise an assistant's text; of the control tokens only the parser's own markup counts."""
@@ -210,7 +213,7 @@ class Template:
         self.before_stop = after[start:first]
         alone = self.render([Message.user("Hi"), turn], generation=False)
         match = self._control_pattern.search(alone, alone.find(_SENTINEL))
-        self.end_text = match[0] if match else ""
+        self.end_text = match[0] if match and after.startswith(match[0], first) else ""
 
     def _probe_style(self) -> CallStyle:
         """Plain, unless only `tool_calls` make the template render tool results (or render them its own way)."""
@@ -272,12 +275,32 @@ class Template:
             suffix = self.suffix(messages[index], messages[index + 1 : following], tools)
             if not now.startswith(opening):
                 return "opening"
-            if not now.startswith(seen) or not _holds(now[len(seen) :], messages[index]):
+            if not now.startswith(seen):
                 return "turn"
             if not now.endswith(suffix):
                 return "place"
+            if not self._holds(now[len(seen) : len(now) - len(suffix)], messages[index]):
+                return "turn"
             seen = now
         return None
+
+    def keeps(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+        """Whether the template, after `new` messages, still shows all that was there with the last turn sampled."""
+        turn = before[-1]
+        seen = self.render(before[:-1], tools)
+        now = self.render([*before, *new], tools)
+        suffix = self.suffix(turn, new, tools)
+        if not (now.startswith(seen) and now.endswith(suffix)):
+            return False
+        return self._holds(now[len(seen) : len(now) - len(suffix)], turn)
+
+    def _holds(self, text: str, turn: Message) -> bool:
+        """Whether a turn's rendered text has its reasoning, and its words behind that."""
+        start = text.find(self.guard(turn.reasoning, self._turn_pattern)) + len(turn.reasoning)
+        words = turn.content
+        if self.style == "plain":
+            words = self._write(Message("assistant", turn.content, turn.tool_calls)).strip()
+        return start >= len(turn.reasoning) and text.find(self.guard(words, self._turn_pattern), start) >= 0
 
     def _error(self, what: str, fix: str) -> TemplateError:
         return TemplateError(f"chat template of tokenizer {self.name!r} {what}; {fix}")
@@ -306,10 +329,6 @@ def _behind_nth(text: str, count: int) -> int:
 def _common_prefix(left: str, right: str) -> str:
     length = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     return left[:length]
-
-
-def _holds(text: str, turn: Message) -> bool:
-    return turn.content in text and turn.reasoning in text
 
 
 def _probe_turn(calls: int, reasoning: str = "", content: str = "I will ask.") -> Message:

@@ -40,7 +40,8 @@ QWEN25 = (
 {%- elif m.role == 'assistant' and m.tool_calls -%}
 {{ '<|im_start|>assistant' }}{% if m.content %}{{ '\n' + m.content }}{% endif -%}
 {%- for c in m.tool_calls -%}
-{{ '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+{{ '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
+{{- c.function.arguments | tojson }}{{ '}\n</tool_call>' }}
 {%- endfor -%}
 {{ '<|im_end|>\n' }}
 {%- elif m.role != 'system' or not loop.first -%}
@@ -70,7 +71,8 @@ QWEN3 = (
 {%- if loop.index0 > ns.last and (loop.last or why) %}{{ '<think>\n' + why + '\n</think>\n\n' }}{% endif -%}
 {{ said }}
 {%- for c in m.tool_calls or [] -%}
-{{ '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+{{ '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
+{{- c.function.arguments | tojson }}{{ '}\n</tool_call>' }}
 {%- endfor -%}
 {{ '<|im_end|>\n' }}
 {%- elif m.role != 'system' or not loop.first -%}
@@ -95,7 +97,8 @@ LLAMA3 = """\
 {{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}
 {%- if loop.first and tools %}{{ 'Tools: ' + tools | tojson + '\n\n' }}{% endif -%}
 {%- if m.tool_calls -%}
-{{ '{"name": "' + m.tool_calls[0].function.name + '", "parameters": ' }}{{ m.tool_calls[0].function.arguments | tojson }}{{ '}' }}
+{%- set function = m.tool_calls[0].function -%}
+{{ '{"name": "' + function.name + '", "parameters": ' }}{{ function.arguments | tojson }}{{ '}' }}
 {%- elif m.role == 'tool' %}{{ m.content | tojson }}
 {%- else %}{{ m.content | trim }}
 {%- endif -%}
@@ -114,7 +117,9 @@ GLM = """\
 {{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
 {%- else -%}
 {{ '<|' + m.role + '|>\n' + m.content }}
-{%- for c in m.tool_calls or [] %}{{ '\n<tool_call>' + c.function.name + c.function.arguments | tojson + '</tool_call>' }}{% endfor -%}
+{%- for c in m.tool_calls or [] -%}
+{{ '\n<tool_call>' + c.function.name + c.function.arguments | tojson + '</tool_call>' }}
+{%- endfor -%}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif -%}
