@@ -142,7 +142,10 @@ def tiny_model_folder() -> Path:
     """A randomly initialised Qwen2 with its tokenizer as an ordinary model folder; made once per test session."""
     from agentrl.trainers.tiny import build_model, build_tokenizer
 
-    texts = ["<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n", '<tool_call>{"name": "say", "arguments": {"text": "yes"}}'] * 9
+    texts = [
+        "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n",
+        '<tool_call>{"name": "say", "arguments": {"text": "yes"}}',
+    ] * 9
     folder = tempfile.TemporaryDirectory(prefix="agentrl-tiny-")
     tiny_model_folder.keep = folder
     return build_model(folder.name, build_tokenizer(texts), width=32, layers=2, context=512)
