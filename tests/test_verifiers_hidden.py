@@ -1,0 +1,320 @@
+"""Hidden tests: honest code passes, wrong code fails, hostile code fails, and a broken judge is never a number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import pytest
+from conftest import require
+from verifier_attacks import HONEST, LASTING, PLAIN, PROC, SPLIT, WRONG
+
+from agentrl.errors import SandboxLost, TaskError, VerifierError
+from agentrl.sandboxes import open_pool
+from agentrl.sandboxes.base import ExecResult
+from agentrl.types import EndReason, Score, Task
+from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.hidden_tests import Evidence, hidden_tests, read_evidence, score
+from agentrl.verifiers.runner.codec import encode
+
+CASES = {"entry_point": "f", "cases": [{"args": [x], "expected": x + 1} for x in (1, 4, 7)]}
+CHECK = {
+    "entry_point": "f",
+    "check": "def check(candidate):\n    for x in (1, 4, 7):\n        assert candidate(x) == x + 1\n",
+}
+TESTS = {
+    "tests": {
+        "test_f.py": "from solution import f\n\n"
+        "def test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(4) == 5\n"
+    }
+}
+FORMS = {"cases": CASES, "check": CHECK, "tests": TESTS}
+
+
+def task_of(hidden: dict, oracle: str = HONEST) -> Task:
+    return Task(id="plus-one", instruction="Add one.", hidden=hidden, oracle={"files": {"solution.py": oracle}})
+
+
+def judge(pool: object, task: Task, code: str, **settings: float) -> Coroutine[object, object, Score]:
+    verifier = hidden_tests(**({"call_s": 2.0, "wall_s": 5.0} | settings))
+    files = {"solution.py": code.encode()}
+    return verifier(Submission(task, (), EndReason.SUBMITTED, files, pool))
+
+
+def run_all(backend: str, task: Task, codes: dict[str, str], **settings: float) -> dict[str, Score]:
+    """Judge several candidates in one pool."""
+    if backend == "bubblewrap":
+        require("bubblewrap")
+
+    async def run() -> list[Score]:
+        pool = open_pool(backend, size=2)
+        try:
+            return await asyncio.gather(*(judge(pool, task, code, **settings) for code in codes.values()))
+        finally:
+            await pool.close()
+
+    return dict(zip(codes, asyncio.run(run()), strict=True))
+
+
+def run_one(task: Task, code: str, **settings: float) -> Score:
+    return run_all("process", task, {"it": code}, **settings)["it"]
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
+@pytest.mark.parametrize("form", FORMS)
+def test_honest_passes_and_every_plain_attack_fails(backend, form):
+    scores = run_all(backend, task_of(FORMS[form]), {"honest": HONEST, "wrong": WRONG, **PLAIN})
+    assert scores.pop("honest").value == 1.0
+    assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
+@pytest.mark.parametrize("form", ["cases", "check"])
+def test_attacks_on_a_shared_process_find_nothing(backend, form):
+    scores = run_all(backend, task_of(FORMS[form]), SPLIT)
+    assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_lasts_is_ended(form):
+    scores = run_all("bubblewrap", task_of(FORMS[form]), LASTING | {"honest": HONEST}, call_s=0.5, wall_s=1.0)
+    assert scores.pop("honest").value == 1.0
+    assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
+
+
+@pytest.mark.parametrize("form", ["cases", "check"])
+def test_the_judge_cannot_be_read_or_silenced(form, monkeypatch):
+    monkeypatch.setattr("agentrl.verifiers.hidden_tests.GRACE_S", 1.5)
+    scores = run_all("bubblewrap", task_of(FORMS[form]), PROC, call_s=0.5, wall_s=1.0)
+    assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
+
+
+def test_an_honest_candidate_that_leaves_a_daemon_passes():
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)\n" + HONEST
+    assert run_all("bubblewrap", task_of(CASES), {"it": code})["it"].value == 1.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_artifact_scores_zero_without_a_sandbox(form):
+    submission = Submission(task_of(FORMS[form]), (), EndReason.MAX_TURNS, {}, None)
+    verdict = asyncio.run(hidden_tests()(submission))
+    assert verdict.value == 0.0
+    assert "solution.py" in verdict.why
+
+
+def test_undeclared_files_stay_outside():
+    code = "import os\ndef f(x):\n    return x + 1 if os.listdir('.') == ['solution.py'] else 0\n"
+
+    async def run() -> Score:
+        pool = open_pool("process", size=1)
+        files = {"solution.py": code.encode(), "helper.py": b"", "json.py": b"raise SystemExit"}
+        try:
+            return await hidden_tests()(Submission(task_of(CASES), (), EndReason.SUBMITTED, files, pool))
+        finally:
+            await pool.close()
+
+    assert asyncio.run(run()).value == 1.0
+
+
+def test_parts_hold_the_share_and_only_partial_pays_for_it():
+    code = "def f(x):\n    return 5 if x == 4 else 0\n"
+    assert run_one(task_of(CASES), code).value == 0.0
+    assert run_one(task_of(CASES), code).parts["passed"] == pytest.approx(1 / 3)
+    assert run_one(task_of(CASES), code, partial=True).value == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("expected", "result", "passes"),
+    [
+        (1, "True", False),
+        (True, "1", False),
+        (1, "1.0", False),
+        ([1, 2], "(1, 2)", True),
+        ([1, [2]], "[1, (2,)]", True),
+        ({"py": "(1, 2)"}, "[1, 2]", False),
+        ({"py": "{1, 2}"}, "{2, 1}", True),
+        ({"py": "{1}"}, "{True}", False),
+        ({"a": [1]}, "{'a': (1,)}", True),
+        ({"py": "{1: 'a'}"}, "{True: 'a'}", False),
+        ({"py": "b'x'"}, "bytearray(b'x')", True),
+        ({"py": "3j"}, "3j", True),
+        (float("nan"), "float('nan')", True),
+        (0.5, "float('nan')", False),
+        (None, "None", True),
+        ({"a": 1}, "__import__('collections').Counter('a')", True),
+        ([0, 1], "__import__('re').match('a', 'a')", True),
+        ("é\ud800", "'é\\ud800'", True),
+        (10**40, "10**40", True),
+        (0.3, "0.1 + 0.2", False),
+    ],
+)
+def test_comparison_is_exact_in_types(expected, result, passes):
+    hidden = {"entry_point": "f", "cases": [{"expected": expected}]}
+    assert run_one(task_of(hidden), f"def f():\n    return {result}\n").value == float(passes)
+
+
+def test_a_tolerance_is_given_by_the_task():
+    hidden = {"entry_point": "f", "cases": [{"expected": [0.3, 1]}], "atol": 1e-9}
+    assert run_one(task_of(hidden), "def f():\n    return [0.1 + 0.2, 1]\n").value == 1.0
+    assert run_one(task_of(hidden), "def f():\n    return [0.31, 1]\n").value == 0.0
+    assert run_one(task_of(hidden), "def f():\n    return [float('nan'), 1]\n").value == 0.0
+
+
+def test_arguments_arrive_as_written():
+    case = {"args": [{"py": "{(1, 2): {3}}"}, [1]], "kwargs": {"key": {"py": "b'x'"}}, "expected": "dict list bytes"}
+    code = "def f(a, b, *, key):\n    return ' '.join(type(v).__name__ for v in (a, b, key)) * (a[1, 2] == {3})\n"
+    assert run_one(task_of({"entry_point": "f", "cases": [case]}), code).value == 1.0
+
+
+def test_a_check_sees_exceptions_by_type():
+    check = (
+        "def check(candidate):\n    try:\n        candidate(-1)\n"
+        "    except ValueError:\n        return\n    assert False\n"
+    )
+    task = task_of({"entry_point": "f", "check": check})
+    assert run_one(task, "def f(x):\n    raise ValueError('no')\n").value == 1.0
+    assert run_one(task, "class ValueError(Exception): pass\ndef f(x):\n    raise KeyError\n").value == 0.0
+
+
+def test_a_check_that_catches_everything_does_not_pass_a_dead_candidate():
+    check = "def check(candidate):\n    try:\n        candidate(1)\n    except BaseException:\n        pass\n"
+    task = task_of({"entry_point": "f", "check": check})
+    assert run_one(task, "import os\ndef f(x):\n    os._exit(0)\n").value == 0.0
+    assert run_one(task, HONEST).value == 1.0
+
+
+def test_a_check_that_never_asks_passes_nobody():
+    task = task_of({"entry_point": "f", "check": "def check(candidate):\n    pass\n"})
+    assert run_one(task, HONEST).value == 0.0
+
+
+def test_tests_form_runs_classes_parameters_and_helpers_of_pytest():
+    text = (
+        "import unittest\nimport pytest\nimport solution\nfrom solution import f\n\n"
+        "@pytest.mark.parametrize('x, y', [(1, 2), (2, 3)])\ndef test_many(x, y):\n    assert f(x) == y\n\n"
+        "def test_raises():\n    with pytest.raises(TypeError, match='str'):\n        f('a')\n\n"
+        "def test_near():\n    assert f(0.1) == pytest.approx(1.1)\n\n"
+        "class TestPlain:\n    def setup_method(self):\n        self.x = 1\n"
+        "    def test_x(self):\n        assert f(self.x) == 2\n\n"
+        "class TestCase(unittest.TestCase):\n    def setUp(self):\n        self.x = 1\n"
+        "    def test_x(self):\n        self.assertEqual(solution.f(self.x), 2)\n\n"
+        "async def test_async():\n    assert f(1) == 2\n"
+    )
+    task = task_of({"tests": {"test_f.py": text}})
+    verdict = run_one(task, HONEST)
+    assert (verdict.value, verdict.why) == (1.0, "6 of 6 hidden tests passed")
+    assert run_one(task, WRONG).value == 0.0
+
+
+@pytest.mark.parametrize("body", ["pytest.skip()", "assert f(1) == 3", "import os; os._exit(0)"])
+def test_a_test_passes_by_returning_only(body):
+    text = f"import pytest\nfrom solution import f\ndef test_a():\n    {body}\ndef test_b():\n    pass\n"
+    assert run_one(task_of({"tests": {"test_f.py": text}}), HONEST).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("first", "word"),
+    [
+        ("raise ValueError\n", "ValueError"),
+        ("import nosuchmodule\n", "ModuleNotFoundError"),
+    ],
+)
+def test_a_broken_check_is_no_number(first, word):
+    with pytest.raises(VerifierError, match=word):
+        run_one(task_of({"entry_point": "f", "check": first + CHECK["check"]}), HONEST)
+
+
+@pytest.mark.parametrize(
+    "hidden", [{}, {"cases": []}, {"answer": 1}, {"tests": {"t.py": "x = 1"}}, CASES | {"chekc": ""}]
+)
+def test_a_hidden_part_that_is_none_is_the_tasks_fault(hidden):
+    with pytest.raises(TaskError, match="plus-one"):
+        asyncio.run(hidden_tests()(Submission(task_of(hidden), (), EndReason.SUBMITTED, {"solution.py": b""}, None)))
+
+
+def test_no_pool_and_no_interpreter_are_no_number():
+    submission = Submission(task_of(CASES), (), EndReason.SUBMITTED, {"solution.py": b""}, None)
+    with pytest.raises(VerifierError, match="pool"):
+        asyncio.run(hidden_tests()(submission))
+    with pytest.raises(VerifierError, match="no evidence"):
+        run_one(task_of(CASES), HONEST, python="/usr/bin/nosuchpython")
+
+
+class FakePool:
+    """Lends a sandbox whose command does what the test says."""
+
+    backend = None
+
+    def __init__(self, behave: Callable[[bytes], bytes]) -> None:
+        self.behave = behave
+        self.leases = 0
+
+    @asynccontextmanager
+    async def lease(self, role):
+        assert role == "grader"
+        self.leases += 1
+        yield self
+
+    async def put(self, files):
+        assert list(files) == ["solution.py"]
+
+    async def exec(self, argv, *, stdin, timeout_s):
+        return ExecResult(0, None, self.behave(stdin), b"", False, 0, 0.0)
+
+
+def lost(stdin: bytes) -> bytes:
+    raise SandboxLost("gone")
+
+
+def test_a_lost_sandbox_keeps_its_name():
+    with pytest.raises(SandboxLost):
+        asyncio.run(judge(FakePool(lost), task_of(CASES), HONEST))
+    submission = Submission(task_of(CASES), (), EndReason.SUBMITTED, {"solution.py": b""}, FakePool(lost))
+    with pytest.raises(SandboxLost):
+        asyncio.run(grade(hidden_tests(), submission))
+
+
+@pytest.mark.parametrize("output", [b"", b"1 passed", b"\0" * 16 + encode({"outcomes": "ppp"})])
+def test_silence_and_forgery_are_no_evidence(output):
+    pool = FakePool(lambda stdin: output)
+    with pytest.raises(VerifierError, match="no evidence"):
+        asyncio.run(judge(pool, task_of(CASES), HONEST))
+    assert pool.leases == 3
+
+
+def test_evidence_counts_only_whole_well_formed_and_with_its_nonce():
+    nonce = b"n" * 16
+    good = {"outcomes": "pp", "fact": "", "broken": "", "calls": 2, "survived": False}
+    assert read_evidence(nonce + encode(good), nonce, 2) == Evidence("pp", calls=2)
+    bad = [
+        b"m" * 16 + encode(good),
+        nonce + encode(good) + b"N",
+        b" " + nonce + encode(good),
+        nonce + encode(good | {"outcomes": "p"}),
+        nonce + encode(good | {"outcomes": "p!"}),
+        nonce + encode(good | {"calls": True}),
+        nonce + encode(good | {"more": 1}),
+        nonce + encode(list(good)),
+    ]
+    assert [read_evidence(message, nonce, 2) for message in bad] == [None] * len(bad)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        Evidence("pp", calls=0),
+        Evidence("pp", fact="time_limit", calls=2),
+        Evidence("pp", survived=True, calls=2),
+        Evidence("p-", calls=1),
+        Evidence("--", fact="silenced"),
+    ],
+)
+def test_passed_is_only_what_is_positively_known(evidence):
+    assert score(evidence).value == 0.0
+    assert score(Evidence("pp", calls=2)).value == 1.0
+
+
+def test_time_limits_must_make_sense():
+    with pytest.raises(ValueError, match="call_s=5"):
+        hidden_tests(call_s=5, wall_s=1)
