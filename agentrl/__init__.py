@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +58,7 @@ _HOMES = {
     "tool": "tools",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - the table above is the one list of public names
+__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 
@@ -64,3 +67,28 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
     return getattr(import_module(f"agentrl.{_HOMES[name]}"), name)
+
+
+class _GymnasiumHook(MetaPathFinder):
+    """Registers our environments when gymnasium is imported: it reads no entry points, and is slow to import here."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "gymnasium.envs":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: Any) -> None:
+                execute(module)
+                import_module("agentrl.registry").register_gymnasium()
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "gymnasium.envs" in sys.modules:
+    import_module("agentrl.registry").register_gymnasium()
+else:
+    sys.meta_path.insert(0, _GymnasiumHook())

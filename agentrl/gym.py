@@ -83,7 +83,7 @@ class GymEnv(gymnasium.Env[str, str]):
         parser: how text becomes tool calls, a name of `agentrl.parsers.PARSERS`.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - declared so by gymnasium
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - declared so by gymnasium
 
     def __init__(
         self,

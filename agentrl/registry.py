@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ def register(cls: type[ToolEnv]) -> type[ToolEnv]:
     if cls.id in _SHIPPED or _registered.get(cls.id, cls) is not cls:
         raise ConfigError(f"environment id {cls.id!r} is taken: choose another id for {cls.__name__}")
     _registered[cls.id] = cls
+    if "gymnasium.envs" in sys.modules:
+        register_gymnasium()
     return cls
 
 
@@ -122,17 +125,18 @@ def describe(env_id: str) -> dict[str, Any]:
 
 
 def register_gymnasium() -> None:
-    """Register every known id with gymnasium, in its namespace `agentrl` (called by gymnasium's plugin loader)."""
-    import gymnasium
+    """Register every known id with gymnasium, as `agentrl/<id>`; done when both packages are imported."""
+    from gymnasium.envs.registration import register as register_one
+    from gymnasium.envs.registration import registry
 
     for env_id in environment_ids():
-        kwargs = {"env_id": env_id}
-        gymnasium.register(id=env_id, entry_point="agentrl.registry:make", kwargs=kwargs, order_enforce=False)
+        if f"agentrl/{env_id}" not in registry:
+            kwargs = {"env_id": env_id}
+            register_one(f"agentrl/{env_id}", "agentrl.registry:make", kwargs=kwargs, order_enforce=False)
 
 
 def _from_file(target: str) -> type[ToolEnv]:
     import importlib.util
-    import sys
     from pathlib import Path
 
     file, _, name = target.rpartition(":")

@@ -55,6 +55,7 @@ class Work(Echo):
     async def die(self) -> str:
         """Kill the sandbox under the environment."""
         os.kill(self.sandbox._wire.peer.pid, signal.SIGKILL)
+        await asyncio.sleep(0.2)
         return "killed"
 
 
@@ -471,11 +472,11 @@ def test_an_update_of_three_seconds_under_a_hundred_episodes():
 def test_a_thousand_episodes_with_records(tmp_path):
     """The promise is 0.3 ms of wall time per step; here only that it is the right order, on a busy machine too."""
     path, steps = tmp_path / "episodes.jsonl", 5
-    with EpisodeWriter(path) as writer:
-        with rollouts(Echo, script(*[SAY] * (steps - 1), YES), concurrency=1000, on_episode=writer.write) as playing:
-            started = time.perf_counter()
-            groups = playing.gather(tasks_of(1000), 0)
-            took = time.perf_counter() - started
+    policy = script(*[SAY] * (steps - 1), YES)
+    with EpisodeWriter(path) as out, rollouts(Echo, policy, concurrency=1000, on_episode=out.write) as playing:
+        started = time.perf_counter()
+        groups = playing.gather(tasks_of(1000), 0)
+        took = time.perf_counter() - started
     assert all(group.rewards_G == (1.0,) for group in groups) and len(read_episodes(path)) == 1000
     assert took / (1000 * steps) < 2e-3
 
