@@ -8,6 +8,7 @@ import difflib
 import json
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from symtable import SymbolTable, symtable
@@ -16,6 +17,7 @@ from typing import Any
 from agentrl.errors import ConfigError, TaskError
 from agentrl.taskfile import read_rows, read_text, write_tasks
 from agentrl.types import Task
+from agentrl.verifiers.hidden import parse_python
 
 FILE = "solution.py"
 Row = Mapping[str, Any]
@@ -87,7 +89,7 @@ def mbppplus(row: Row) -> Task:
     The first of the original assertions is the visible example; it is one of about a hundred hidden inputs.
     """
     test, code = row["test"], row["code"]
-    loop = ast.parse(test).body[-1]
+    loop = parse_python(test).body[-1]
     if not isinstance(loop, ast.For):
         raise ValueError("field test does not end in a loop")
     name = _entry_point(code, row["test_list"][0])
@@ -131,15 +133,15 @@ FORMATS: dict[str, Callable[[Row], Task]] = {"mbpp": mbpp, "mbppplus": mbppplus,
 
 def _entry_point(code: str, test: str) -> str:
     """The function of the reference that a test calls."""
-    defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-    called = [node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name) and node.id in defined]
+    defined = {node.name for node in parse_python(code).body if isinstance(node, ast.FunctionDef)}
+    called = [node.id for node in ast.walk(parse_python(test)) if isinstance(node, ast.Name) and node.id in defined]
     if not called:
         raise ValueError("the first test calls no function of the field code")
     return called[0]
 
 
 def _signature(code: str, name: str) -> str:
-    functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    functions = [node for node in parse_python(code).body if isinstance(node, ast.FunctionDef) and node.name == name]
     return f"{name}({ast.unparse(functions[-1].args)})"
 
 
@@ -150,21 +152,30 @@ def _with_names(check: str, code: str, entry_point: str) -> str:
     prompt defines, or (MBPP 120) a module that only the solution imports.
     """
     wanted = _free_names(check) - {entry_point}
-    module = ast.parse(code)
+    module = parse_python(code)
     helpers = [node for node in module.body if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
     beside = "".join(ast.unparse(node) + "\n" for node in helpers)
-    head = beside if wanted & _bound_names(symtable(beside, "helpers", "exec")) else ""
-    missing = sorted((wanted | _free_names(head)) - _bound_names(symtable(head, "head", "exec")) - {entry_point})
+    head = beside if wanted & _bound_names(_symbols(beside)) else ""
+    missing = sorted((wanted | _free_names(head)) - _bound_names(_symbols(head)) - {entry_point})
     imports = "".join(f"import {name}\n" for name in missing if name in sys.stdlib_module_names)
     return imports + head + check
 
 
 def _free_names(text: str) -> set[str]:
     """Names that a module reads but neither binds nor finds among the built-ins."""
-    module = symtable(text, "text", "exec")
+    module = _symbols(text)
     return (
         {name for table in _tables(module) for name in _read_names(table)} - _bound_names(module) - set(dir(builtins))
     )
+
+
+def _symbols(text: str) -> SymbolTable:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return symtable(text, "text", "exec")
+        except SyntaxError as error:
+            raise ValueError(str(error)) from None
 
 
 def _tables(table: SymbolTable) -> Iterator[SymbolTable]:

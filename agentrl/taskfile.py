@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import gzip
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -111,12 +110,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _task(row: Mapping[str, Any], where: str) -> Task:
     try:
-        task = Task.model_validate(row)
+        return Task.model_validate(row)
     except ValidationError as error:
         raise TaskError(f"{where}: {_sentence(error)}") from None
-    if not math.isfinite(task.threshold):
-        raise TaskError(f"{where}: field threshold is {task.threshold}; give a finite number")
-    return task
 
 
 def _sentence(error: ValidationError) -> str:

@@ -16,7 +16,7 @@ from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, Verifier
-from agentrl.verifiers.hidden import Tests, read_hidden
+from agentrl.verifiers.hidden import Tests, parse_python, read_hidden
 
 Kind = Literal["hidden", "oracle", "artifacts", "vacuous"]
 _CODE = {"cases", "check", "tests"}
@@ -146,8 +146,11 @@ def _stub(task: Task) -> dict[str, str]:
 
 
 def _emptied(text: str) -> str:
-    """Python text with the body of every function left out."""
-    module = ast.parse(text)
+    """Python text with the body of every function left out; nothing, for a text that is not Python."""
+    try:
+        module = parse_python(text)
+    except ValueError:
+        return ""
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [ast.Pass()]
@@ -157,8 +160,8 @@ def _emptied(text: str) -> str:
 def _names(text: str) -> set[str]:
     """Names that a module may define; none for a text that is not Python."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):
+        nodes = list(ast.walk(parse_python(text)))
+    except ValueError:
         return set()
     imported = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
     defined = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
