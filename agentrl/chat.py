@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from agentrl.errors import ConfigError, EngineError, TemplateError
 from agentrl.parsers import FORMATTERS, PARSERS
 from agentrl.parsing import format_reasoning
-from agentrl.templates import Template
+from agentrl.templates import Template, ToolRole
 from agentrl.trajectory import FinishReason
 from agentrl.types import Message, ToolCall, ToolSpec
 
@@ -47,6 +47,8 @@ class Chat:
             would show.
         stop_ids: further tokens that end a turn, such as a generation config's `eos_token_id`.
         template_options: variables of the template, such as `{"enable_thinking": False}`.
+        tool_role: "user" sends tool results as user messages in `<tool_response>` tags, for templates without a role
+            for them.
 
     Raises:
         ConfigError: `parser` or `on_rewrite` is unknown.
@@ -61,6 +63,7 @@ class Chat:
         *,
         stop_ids: Iterable[int] = (),
         template_options: Mapping[str, Any] | None = None,
+        tool_role: ToolRole = "tool",
     ) -> None:
         if parser not in PARSERS:
             raise ConfigError(f"parser={parser!r} is unknown; use one of {', '.join(PARSERS)}")
@@ -72,7 +75,7 @@ class Chat:
         self._parse = PARSERS[parser]
         self._format = FORMATTERS[parser]
         self._extra_stop_ids = frozenset(stop_ids)
-        self.template = Template(tokenizer, self.turn_text, template_options or {})
+        self.template = Template(tokenizer, self.turn_text, template_options or {}, tool_role)
         if self.rewrites_history and on_rewrite == "refuse":
             raise TemplateError(
                 f"chat template of tokenizer {self.template.name!r} rewrites earlier turns; use on_rewrite='branch' to "
@@ -83,6 +86,11 @@ class Chat:
     def rewrites_history(self) -> bool:
         """Whether the template changes earlier text when messages are added."""
         return self.template.rewrites_history
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model of its tools; where not, the system message must."""
+        return self.template.shows_tools
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -176,11 +184,7 @@ class Chat:
 
     def turn_ids(self, message: Message, new_messages: Sequence[Message] = ()) -> list[int]:
         """The ids an engine would emit for the canonical text, with the stop token that goes before `new_messages`."""
-        text = self.turn_text(message)
-        if self.template.thinking:
-            text = text if message.reasoning else f"<think>\n\n</think>\n\n{text}"
-            text = text.removeprefix(self.template.thinking)
-        return [*self.template.encode_turn(text + self.template.before_stop), self._stop_id(message, new_messages)]
+        return [*self.template.encode_turn(self.template.spoken(message)), self._stop_id(message, new_messages)]
 
     def _stop_id(self, message: Message, new_messages: Sequence[Message]) -> int:
         if self.template.end_text:

@@ -68,7 +68,7 @@ def check_chat(
         tools: those of the further conversations.
     """
     problems: list[str] = []
-    for messages in [*_conversations(), *conversations]:
+    for messages in [*_conversations(chat.template.takes_system), *conversations]:
         try:
             problems += _check_conversation(chat, messages, tools if messages in conversations else [_TOOL])
         except AgentRLError as error:
@@ -90,7 +90,7 @@ def _check_conversation(chat: Chat, messages: Sequence[Message], tools: Sequence
     if rows != [(row.input_ids, row.mask) for row in chat.render_demonstrations(messages, tools)]:
         yield f"{shape}: a demonstration's ids or mask differ from online play of the same text"
     yield from _check_turns(chat, messages, tools, shape)
-    if not chat.rewrites_history and chat.template.style == "plain":
+    if not chat.rewrites_history and chat.template.verbatim:
         yield from _check_text(chat, messages, tools, plain[0])
 
 
@@ -165,9 +165,9 @@ def _shape(messages: Sequence[Message]) -> str:
     return f"conversation ({', '.join(message.role for message in messages)})"
 
 
-def _conversations() -> list[list[Message]]:
+def _conversations(system: bool) -> list[list[Message]]:
     first, second = ToolCall("lookup", {"word": "café"}), ToolCall("lookup", {"word": "x < y", "n": 2})
-    start = [Message.system("Be brief."), Message.user("What is it?")]
+    start = [Message.system("Be brief."), Message.user("What is it?")][0 if system else 1 :]
     once = [*start, Message.assistant("I will look.", first), Message.tool("a house", first)]
     twice = [*once, Message.assistant("", first, second), Message.tool("a house", first), Message.tool("3", second)]
     thought = Message("assistant", "It is a house.", reasoning="The word is French.")

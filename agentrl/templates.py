@@ -14,6 +14,7 @@ from jinja2 import TemplateError as JinjaError
 
 from agentrl.errors import TemplateError
 from agentrl.parsing import decode, dumps
+from agentrl.template_probes import PROBE_TOOL, probe_conversations, probe_results, probe_turn
 from agentrl.types import BadCall, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 CallStyle = Literal["plain", "object", "json"]
+ToolRole = Literal["tool", "user"]
 Writer = Callable[[Message], str]
 
 _SENTINEL = "agentrlStandInTurn"
 _GUARD = re.compile("\ue000(\\d+)\ue001")
 _BADLY_NAMED = "invalid_call"
-_PROBE_TOOL = ToolSpec("probe_tool", "Answers.", {"type": "object", "properties": {"value": {"type": "integer"}}})
 
 
 class Template:
@@ -41,26 +42,36 @@ class Template:
         thinking: what the generation prompt opens for the model (`<think>` and white space); usually empty.
         style: how earlier calls are handed to the template: inside the content, or as `tool_calls` with arguments as
             an object or as JSON text. Plain unless the template renders tool results differently for it.
+        takes_system: whether the template has a place for a system message.
+        shows_tools: whether the template tells the model of its tools; where not, the system message must.
         rewrites_history: the template changes what stands before or in an earlier turn when messages are added.
+        verbatim: the template writes a canonical turn letter by letter as the model does.
 
     Raises:
         TemplateError: no template, a template that refuses tool results or drops their text, no control token after a
             turn, an opening that changes when tool results are added, or text that depends on its place.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Writer, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        write: Writer,
+        options: Mapping[str, Any],
+        tool_role: ToolRole = "tool",
+    ) -> None:
         self.tokenizer = tokenizer
         self.name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
         if not getattr(tokenizer, "chat_template", None):
             raise self._error("has no chat template", "set tokenizer.chat_template")
         self._write = write
         self._options = dict(options)
+        self._tool_role = tool_role
         added = tokenizer.added_tokens_decoder.values()
         self._special = sorted((token.content for token in added if token.special), key=len, reverse=True)
         self._special_at = {text: index for index, text in enumerate(self._special)}
         self._special_pattern = _one_of(self._special)
         self._control_pattern = _one_of([token.content for token in added if token.content.strip()])
-        self._markup = frozenset(self._special_in(self._write(_probe_turn(1, "why"))))
+        self._markup = frozenset(self._special_in(self._write(probe_turn(1, "why"))))
         self._turn_pattern = _one_of([text for text in self._special if text not in self._markup])
         self.end_text = self.before_stop = ""
         self._tools_matter = True
@@ -70,6 +81,11 @@ class Template:
         self._tools_matter = self._probe_tools()
         opening = self.render([Message.user("Hi")])
         self.thinking = opening[opening.rindex("<think>") :] if opening.rstrip().endswith("<think>") else ""
+        if not self.suffix(probe_turn(1), probe_results(1)).startswith(self.end_text):
+            self.end_text = ""
+        self.shows_tools = PROBE_TOOL.name in self.render([Message.user("Hi")], [PROBE_TOOL])
+        self.takes_system = self._takes_system()
+        self.verbatim = True
         self.rewrites_history = self._probe_history()
 
     # Tokens.
@@ -98,6 +114,13 @@ class Template:
     def encode_turn(self, text: str) -> list[int]:
         """Tokenise an assistant's text; of the control tokens only the parser's own markup counts."""
         return self.encode(self.guard(text, self._turn_pattern))
+
+    def spoken(self, turn: Message) -> str:
+        """The canonical text of a turn from behind the generation prompt to the stop token."""
+        text = self._write(turn)
+        if self.thinking:
+            text = text if turn.reasoning else f"<think>\n\n</think>\n\n{text}"
+        return text.removeprefix(self.thinking) + self.before_stop
 
     def token(self, text: str) -> int:
         """Id of a control token."""
@@ -134,7 +157,7 @@ class Template:
         """Messages as templates take them; calls without an id are numbered within their turn."""
         rows: list[Row] = []
         open_ids: list[str] = []
-        for message in messages:
+        for message in messages if self._tool_role == "tool" else _as_user(messages):
             row: Row = {"role": message.role, "content": self.guard(message.content)}
             if message.role == "assistant":
                 open_ids = [_call_id(call, index) for index, call in enumerate(message.tool_calls)]
@@ -173,16 +196,15 @@ class Template:
         if not stand_in.tool_calls:
             return after[self._first_control(after, after.find(_SENTINEL)) :]
         before = self.render(head, tools, generation=False)
-        at = _behind_nth(after, before.count(_SENTINEL))
-        if self.end_text:
-            end = after.find(self.end_text, at)
-            return after[end if end >= 0 else self._first_control(after, at) :]
-        body = before[_behind_nth(before, before.count(_SENTINEL)) :]
-        return after[self._first_control(after, at + len(body) if after.startswith(body, at) else at) :]
+        count = before.count(_SENTINEL)
+        at, tail = _behind_nth(after, count), before[_behind_nth(before, count) :]
+        if self.end_text and self.end_text in tail:
+            return after[after.find(self.end_text, at) :]
+        return after[self._first_control(after, at + len(tail) if after.startswith(tail, at) else at) :]
 
     def _stand_in(self, turn: Message, new: Sequence[Message]) -> Message:
         """A turn of the same shape; plain templates see no calls, others one for each result they may look up."""
-        if self.style == "plain" or new[0].role != "tool":
+        if self.style == "plain" or self._tool_role == "user" or new[0].role != "tool":
             return Message.assistant(_SENTINEL)
         calls = turn.tool_calls or [ToolCall(m.name or _BADLY_NAMED, {}) for m in new if m.role == "tool"]
         return Message.assistant(
@@ -218,33 +240,39 @@ class Template:
     def _probe_style(self) -> CallStyle:
         """Plain, unless only `tool_calls` make the template render tool results (or render them its own way)."""
         suffixes: dict[CallStyle, str] = {}
-        refusal: TemplateError | None = None
-        turn, results = _probe_turn(1), _probe_results(1)
+        refusals: list[TemplateError] = []
+        turn, results = probe_turn(1), probe_results(1)
         for style in ("plain", "object", "json"):
             self.style = style
             try:
-                suffix = self.suffix(turn, results, [_PROBE_TOOL])
+                suffixes[style] = self.suffix(turn, results, [PROBE_TOOL])
             except TemplateError as error:
-                refusal = refusal or error
-                continue
-            if results[0].content in suffix:
-                suffixes[style] = suffix
-        calls = next((style for style in suffixes if style != "plain"), None)
-        if "plain" in suffixes and (calls is None or suffixes[calls] == suffixes["plain"]):
+                refusals.append(error)
+        shown: list[CallStyle] = [style for style in suffixes if results[0].content in suffixes[style]]
+        calls = next((style for style in shown if style != "plain"), None)
+        if "plain" in shown and (calls is None or suffixes[calls].endswith(suffixes["plain"])):
             return "plain"
+        if calls is None and suffixes:
+            raise self._error("drops the text of tool results", "pass tool_role='user'")
         if calls is None:
-            raise refusal or self._error("drops the text of tool results", "use a template that renders role 'tool'")
+            raise TemplateError(f"{refusals[0]}, or pass tool_role='user'")
         return calls
 
     def _probe_tools(self) -> bool:
-        turn, results = _probe_turn(1), _probe_results(1)
-        return self.suffix(turn, results) != self.suffix(turn, results, [_PROBE_TOOL])
+        turn, results = probe_turn(1), probe_results(1)
+        return self.suffix(turn, results) != self.suffix(turn, results, [PROBE_TOOL])
+
+    def _takes_system(self) -> bool:
+        try:
+            return "Be brief." in self.render([Message.system("Be brief."), Message.user("Hi")])
+        except TemplateError:
+            return False
 
     def _probe_history(self) -> bool:
         """Whether earlier text changes when messages are added, over conversations that an episode can have."""
         rewrites = False
-        for follow_up, messages in _probe_conversations():
-            found = self.difference(messages, [_PROBE_TOOL])
+        for follow_up, messages in probe_conversations(system=self.takes_system):
+            found = self.difference(messages, [PROBE_TOOL])
             if found == "place":
                 raise self._error(
                     "renders a message differently depending on its place in the conversation",
@@ -255,18 +283,20 @@ class Template:
                     "is not prefix-stable: tool results change the text before the first turn",
                     "remove what depends on later messages from the template's opening",
                 )
-            rewrites = rewrites or found is not None
+            self.verbatim = self.verbatim and found is None
+            rewrites = rewrites or found in ("opening", "turn")
         return rewrites
 
     def difference(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
-    ) -> Literal["opening", "turn", "place"] | None:
+    ) -> Literal["opening", "turn", "place", "wording"] | None:
         """Where rendering the conversation turn by turn departs from appending to it; None if nowhere.
 
         Returns:
             opening: text before the first assistant turn changed; turn: a turn's text changed or lost something;
-            place: what follows a turn is not what `suffix` says.
+            place: what follows a turn is not what `suffix` says; wording: turns are kept, in other words than sampled.
         """
+        same_words = True
         turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
         seen = self.render(messages[: turns[0]], tools)
         opening = _common_prefix(seen, self.render(messages[: turns[0]], tools, generation=False))
@@ -279,10 +309,12 @@ class Template:
                 return "turn"
             if not now.endswith(suffix):
                 return "place"
-            if not self._holds(now[len(seen) : len(now) - len(suffix)], messages[index]):
+            shown = now[len(seen) : len(now) - len(suffix)]
+            if not self._holds(shown, messages[index]):
                 return "turn"
+            same_words = same_words and shown == self.guard(self.spoken(messages[index]), self._turn_pattern)
             seen = now
-        return None
+        return None if same_words else "wording"
 
     def keeps(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
         """Whether the template, after `new` messages, still shows all that was there with the last turn sampled."""
@@ -311,6 +343,20 @@ def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
+def _as_user(messages: Sequence[Message]) -> list[Message]:
+    """Tool results as user messages; those of one turn in one message."""
+    rows: list[Message] = []
+    for before, message in zip([None, *messages], messages, strict=False):
+        if message.role != "tool":
+            rows.append(message)
+            continue
+        text = f"<tool_response>\n{message.content}\n</tool_response>"
+        if before is not None and before.role == "tool":
+            text = f"{rows.pop().content}\n{text}"
+        rows.append(Message.user(text))
+    return rows
+
+
 def _call_id(call: ToolCall | BadCall, index: int) -> str:
     return getattr(call, "id", "") or f"call{index:05d}"
 
@@ -329,32 +375,3 @@ def _behind_nth(text: str, count: int) -> int:
 def _common_prefix(left: str, right: str) -> str:
     length = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     return left[:length]
-
-
-def _probe_turn(calls: int, reasoning: str = "", content: str = "I will ask.") -> Message:
-    asked = tuple(ToolCall(_PROBE_TOOL.name, {"value": index}) for index in range(calls))
-    return Message("assistant", content, asked, reasoning=reasoning)
-
-
-def _probe_results(count: int) -> list[Message]:
-    return [Message.tool(f"result number {index}", ToolCall(_PROBE_TOOL.name, {})) for index in range(count)]
-
-
-def _probe_conversations() -> list[tuple[bool, list[Message]]]:
-    """(has a user follow-up, messages): one and several results, follow-ups, all of it with and without thinking."""
-    conversations = []
-    for why in ("", "because of this"):
-        start = [Message.system("Be brief."), Message.user("What is it?")]
-        with_tools = [
-            *start,
-            _probe_turn(1, why),
-            *_probe_results(1),
-            _probe_turn(2, why, "Again."),
-            *_probe_results(2),
-            _probe_turn(1, why, "Once more."),
-            *_probe_results(1),
-        ]
-        answer = _probe_turn(0, why, "It is four.")
-        with_user = [*with_tools, answer, Message.user("And then?"), _probe_turn(0, why, "Five."), Message.user("So?")]
-        conversations += [(False, with_tools), (True, with_user), (True, [*start, answer, Message.user("And then?")])]
-    return conversations

@@ -94,7 +94,7 @@ def test_bug_1_is_caught_where_history_is_rendered_again(shape: str) -> None:
     assert not sampled_ids_survive(chat, retokenising_play(chat, EPISODE, TOOLS), played.emitted[:-1])
 
 
-@pytest.mark.parametrize("shape", [shape for shape in APPENDING if shape != "strict_calls"])
+@pytest.mark.parametrize("shape", [shape for shape in APPENDING if shape not in ("strict_calls", "empty_block")])
 def test_online_ids_are_the_templates_for_canonical_turns(shape: str) -> None:
     chat = chat_of(shape)
     row = chat.render_demonstration(TALK, TOOLS)
@@ -294,6 +294,30 @@ def test_control_tokens_spelled_in_a_conversation_stay_text(shape: str) -> None:
     rows = [chat.render_demonstration([*talk, Message.assistant("four")], TOOLS) for talk in (clean, dirty)]
     assert controls(rows[0].input_ids) == controls(rows[1].input_ids)
     assert evil in text_of(chat, chat.prompt_ids(dirty, TOOLS))
+
+
+@pytest.mark.parametrize("parser", sorted(PARSERS))
+def test_a_template_of_user_and_assistant_turns_takes_tool_results_as_user_messages(parser: str) -> None:
+    with pytest.raises(TemplateError, match=r"roles must alternate.*tool_role='user'"):
+        Chat(tiny("turns_only"), parser)
+    chat = Chat(tiny("turns_only"), parser, tool_role="user")
+    assert check_chat(chat, [EPISODE[1:], TALK[1:]]) == []
+    assert not chat.shows_tools
+    assert chat_of("qwen25").shows_tools
+    ids = chat.turn_ids(ASK)
+    assert text_of(chat, chat.observation_ids(ASK, ids, [RESULT, RESULT], [], "stop")) == (
+        "\n<|turn>user\n<tool_response>\nthe answer is 42\n</tool_response>\n"
+        "<tool_response>\nthe answer is 42\n</tool_response><turn|>\n<|turn>assistant\n"
+    )
+
+
+def test_a_template_that_words_turns_its_own_way_is_appended_to() -> None:
+    chat = chat_of("empty_block")
+    assert not chat.template.verbatim
+    assert chat_of("qwen25").template.verbatim
+    assert not chat.rewrites_history
+    assert {text_of(chat, [token]) for token in chat.stop_ids} == {"<|user|>", "<|observation|>", "<|endoftext|>"}
+    assert text_of(chat, chat.turn_ids(ASK, [RESULT])[-1:]) == "<|observation|>"
 
 
 def test_only_one_bos() -> None:

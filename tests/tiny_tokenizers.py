@@ -148,6 +148,30 @@ STRICT_CALLS = """\
 {%- if add_generation_prompt %}{{ '[ASSISTANT]' }}{% endif -%}
 """
 
+# Neither system messages nor tool results, and roles must alternate.
+TURNS_ONLY = """\
+{{- bos_token }}
+{%- for m in messages -%}
+{%- if m.role != ('user' if loop.index0 % 2 == 0 else 'assistant') -%}
+{{ raise_exception('roles must alternate user/assistant') }}
+{%- endif -%}
+{{ '<|turn>' + m.role + '\n' + m.content | trim + '<turn|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|turn>assistant\n' }}{% endif -%}
+"""
+
+# A training template: turns without reasoning show an empty block, and the last turn shows the next header.
+EMPTY_BLOCK = """\
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}
+{{ '<|assistant|>' }}{% if '<think>' not in m.content %}{{ '<think></think>' }}{% endif %}{{ m.content }}
+{%- if loop.last %}{{ '<|user|>' }}{% endif -%}
+{%- else %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>' + m.content }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}
+"""
+
 # Not prefix-stable: the first line counts the messages.
 COUNTING = "{{ '<|im_start|>system\n' + messages | length | string + ' messages<|im_end|>\n' }}" + QWEN25
 # Not usable: what follows a turn says which message it is.
@@ -190,12 +214,18 @@ _SHAPES: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
         ("<s>", "</s>", "[SYSTEM]", "[USER]", "[ASSISTANT]", "[CALL]", "[RESULT]", "[/RESULT]"),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
+    "turns_only": (TURNS_ONLY, ("<s>", "<|turn>", "<turn|>"), {"bos_token": "<s>", "eos_token": "<turn|>"}),
+    "empty_block": (
+        EMPTY_BLOCK,
+        ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"),
+        {"eos_token": "<|endoftext|>"},
+    ),
     "counting": (COUNTING, _CHATML, {"eos_token": "<|im_end|>"}),
     "numbered": (NUMBERED, _CHATML, {"eos_token": "<|im_end|>"}),
     "deaf": (DEAF, _CHATML, {"eos_token": "<|im_end|>"}),
     "no_control": (NO_CONTROL, _CHATML, {"eos_token": "<|im_end|>"}),
 }
-APPENDING = ("qwen25", "pad_is_eos", "other_eos", "llama3", "glm", "strict_calls")
+APPENDING = ("qwen25", "pad_is_eos", "other_eos", "llama3", "glm", "strict_calls", "empty_block")
 REWRITING = ("qwen3", "qwen3_thinking")
 
 
