@@ -41,6 +41,7 @@ class ToolEnv:
         limits: when an episode is cut short.
         needs_sandbox: whether tools run code or touch files (then `self.sandbox` is there).
         endless: whether its splits never end.
+        one_split: whether "train" and "test" are the same tasks, on purpose; good for evaluation alone.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
 
     What a subclass defines: `tasks`; methods marked with `@tool`; and, if wanted, `prompt`, `setup`, `on_text`,
@@ -53,6 +54,7 @@ class ToolEnv:
     limits: Limits = Limits()
     needs_sandbox: bool = False
     endless: bool = False
+    one_split: bool = False
     artifacts: tuple[str, ...] = ()
 
     task: TaskView

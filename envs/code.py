@@ -36,6 +36,7 @@ class Code(ToolEnv):
     def __init__(self, tasks_file: str = "", held_out: float = 0.0) -> None:
         self.tasks_file = Path(tasks_file) if tasks_file else _SHIPPED
         self.held_out = held_out
+        self.one_split = held_out == 0
         if not 0 <= held_out < 1:
             raise ConfigError(f"code-v0: held_out={held_out} must be at least 0 and below 1")
 

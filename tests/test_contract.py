@@ -1,0 +1,166 @@
+"""`agentrl check`: green for what ships and for what `agentrl new` writes, red for each broken promise."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import Echo, make_task
+
+from agentrl.errors import ConfigError
+from agentrl.evaluation.contract import check_environment
+from agentrl.registry import factory
+from agentrl.scaffold import write_environment
+from agentrl.tools import tool
+from agentrl.types import Limits, Score
+
+
+def problems(env, **options) -> dict[str, str]:
+    findings = check_environment(env, n_tasks=3, **options)
+    assert len({finding.rule for finding in findings}) == len(findings)
+    return {finding.rule: finding.problem for finding in findings if finding.problem}
+
+
+@pytest.mark.parametrize("env_id", ["bugfix-v0", "calc-v0", "code-v0"])
+def test_what_ships_keeps_the_contract(env_id, bubblewrap):
+    assert problems(factory(env_id)) == {}
+
+
+class Good(Echo):
+    """Splits of its own, and an oracle that calls tools."""
+
+    def tasks(self, split, seed):
+        for task in super().tasks(split, seed):
+            yield task.model_copy(update={"instruction": f"{split} {task.id}"})
+
+
+def test_a_sound_environment_passes():
+    assert problems(Good) == {}
+
+
+def broken(**members):
+    return type("Broken", (Good,), members)
+
+
+async def _always(submission):
+    return Score(1.0)
+
+
+async def _never(submission):
+    return Score(0.0)
+
+
+async def _ill(submission):
+    raise KeyError("answer")
+
+
+def _tasks(*rows):
+    def tasks(self, split, seed):
+        for row in rows:
+            yield make_task(**{"hidden": {"answer": "yes"}, "oracle": {"answer": "yes"}, **row(split, seed)})
+
+    return tasks
+
+
+SECRET = "def the_solution_of_this_task(values): return sorted(values)"
+CLOCK = iter(range(10**6))
+
+
+async def _clocked(self):
+    self.moment = next(CLOCK)
+
+
+def _prompt_of_moment(self):
+    from agentrl.types import Message
+
+    return [Message.user(str(self.moment))]
+
+
+@pytest.mark.parametrize(
+    ("env", "rule", "why"),
+    [
+        (broken(id="unversioned"), "its id ends in a version", "unversioned"),
+        (broken(id=""), "its id ends in a version", "''"),
+        (broken(verifier=_always), "doing nothing passes no task", "6 of 6"),
+        (broken(verifier=_never), "the oracle passes every task", "12 of 12"),
+        (broken(verifier=_ill), "the oracle passes every task", "KeyError: 'answer'"),
+        (broken(tasks=_tasks()), "split 'train' has tasks", "it is empty"),
+        (
+            broken(tasks=_tasks(lambda s, _: {"task_id": "a"}, lambda s, _: {"task_id": "a"})),
+            "split 'test' has tasks",
+            "two tasks share an id",
+        ),
+        (
+            broken(tasks=_tasks(lambda s, _: {"task_id": str(next(CLOCK))})),
+            "split 'train' has tasks",
+            "the same seed gave other tasks",
+        ),
+        (broken(tasks=_tasks(lambda s, _: {"task_id": s})), "splits share no task", "is in both"),
+        (
+            broken(tasks=_tasks(lambda s, _: {"task_id": s, "instruction": f"{s}: {SECRET}", "oracle": {"f": SECRET}})),
+            "no long text",
+            "shows 'def the_solution",
+        ),
+        (broken(setup=_clocked, prompt=_prompt_of_moment), "equal task and seed give an equal start", "differ"),
+    ],
+)
+def test_a_broken_promise_is_named(env, rule, why):
+    found = problems(env)
+    assert any(name.startswith(rule) and why in problem for name, problem in found.items()), found
+
+
+def test_an_environment_that_crashes_on_bad_calls_is_red():
+    class Rude(Good):
+        @tool
+        async def trap(self, number: int) -> str:
+            """Never reached by bad calls."""
+            return str(number)
+
+        async def on_text(self, message):
+            if "\x00" in message.content:
+                raise ValueError("unexpected text")
+            return await super().on_text(message)
+
+    assert problems(Rude) == {}
+
+    class Crash(Good):
+        limits = Limits(bad_calls=99)
+
+        async def step(self, action):
+            if any(getattr(call, "name", "") == "no_such_tool" for call in action.tool_calls):
+                raise ValueError("crash")
+            return await super().step(action)
+
+    found = problems(Crash)
+    assert list(found) == ["bad calls are answered, never a crash"] and "crash" in next(iter(found.values()))
+
+
+def test_a_broken_tool_is_red():
+    class Untold(Good):
+        @tool
+        async def f(self, a: time.struct_time) -> str:
+            """Take what JSON cannot say.
+
+            Args:
+                b: is no parameter.
+            """
+            return ""
+
+    assert "which it does not take" in problems(Untold)["its tools are typed and documented"]
+
+
+def test_what_new_writes_passes_its_own_test(tmp_path):
+    file, test = write_environment("word-count", tmp_path)
+    out = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert out.returncode == 0, out.stdout
+    assert len(file.read_text().splitlines()) <= 50
+    for name in ("word-count", "Word", "1x", "a b", "../x", ""):
+        with pytest.raises(ConfigError):
+            write_environment(name, tmp_path)
