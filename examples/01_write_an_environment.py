@@ -12,7 +12,6 @@ from agentrl.verifiers.text import numeric
 Shelf = Literal["north", "south", "east"]
 
 
-@register
 class Warehouse(ToolEnv):
     """Find out how many boxes stand on some shelves together."""
 
@@ -42,6 +41,7 @@ class Warehouse(ToolEnv):
 
 
 if __name__ == "__main__":
+    register(Warehouse)
     env = make("warehouse-v0")
     observation, info = env.reset(seed=0)
     print(observation)

@@ -36,9 +36,7 @@ The sampler (`agentrl/rollout.py` and below), the model's forward pass (`trainer
 
 def library_files() -> list[Path]:
     """Every module of the library once, by its real place."""
-    return [
-        path for folder in LIBRARY for path in sorted((REPO / folder).rglob("*.py")) if path.resolve() == path
-    ]
+    return [path for folder in LIBRARY for path in sorted((REPO / folder).rglob("*.py")) if path.resolve() == path]
 
 
 @cache
@@ -141,7 +139,9 @@ def test_every_parameter_and_result_is_typed() -> None:
 
 def test_every_silenced_rule_is_named() -> None:
     blanket = re.compile(r"#\s*(noqa(?!: [A-Z]+\d+)|type: ignore(?!\[))")
-    places = [path for folder in (*LIBRARY, "tests", "examples", "benchmarks") for path in (REPO / folder).glob("**/*.py")]
+    places = [
+        path for folder in (*LIBRARY, "tests", "examples", "benchmarks") for path in (REPO / folder).glob("**/*.py")
+    ]
     own = Path(__file__).resolve()
     assert not [name_of(path) for path in places if path.resolve() not in (own,) and blanket.search(path.read_text())]
 
@@ -169,7 +169,9 @@ def test_a_loss_is_short_and_has_no_branch(name: str) -> None:
     path = REPO / "trainers/losses.py"
     found = next(node for node in functions(path) if node.name == name)
     assert (found.end_lineno or 0) - found.lineno < 40
-    assert not [node for node in ast.walk(found) if isinstance(node, ast.If | ast.IfExp | ast.For | ast.While | ast.Try)]
+    assert not [
+        node for node in ast.walk(found) if isinstance(node, ast.If | ast.IfExp | ast.For | ast.While | ast.Try)
+    ]
 
 
 def test_the_training_loop_fits_a_screen() -> None:
