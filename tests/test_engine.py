@@ -219,6 +219,26 @@ def test_cancelled_requests_disturb_no_other(engine):
     assert again.ids == answers[0].ids
 
 
+def test_nobody_waits_for_rows_that_are_cancelled(engine, monkeypatch):
+    """An episode whose time is up takes no more of the model's time."""
+    steps, forward = [], engine.model.forward
+
+    def counted(*args, **kwargs):
+        steps.append(1)
+        time.sleep(0.002)
+        return forward(*args, **kwargs)
+
+    async def run():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await engine.generate([5, 6], Sampling(max_tokens=500), seed=0)
+        return await engine.generate([5, 6], Sampling(max_tokens=2), seed=0)
+
+    monkeypatch.setattr(engine.model, "forward", counted)
+    engine._stop = torch.tensor([], dtype=torch.long)
+    assert len(asyncio.run(run()).ids) == 2 and len(steps) < 100
+
+
 async def _settled(*tasks):
     await asyncio.gather(*tasks, return_exceptions=True)
     return tasks

@@ -200,7 +200,7 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
             logprobs[row].append(logprob)
             if stop:
                 finish[row] = "stop"
-            elif len(ids[row]) < limits[row]:
+            elif len(ids[row]) < limits[row] and not requests[row].reply.cancelled():
                 alive.append(index)
         if not alive:
             break

@@ -1,0 +1,159 @@
+"""Evaluation runs: what is played, refused, resumed, and counted apart."""
+
+import json
+
+import pytest
+from helpers import Echo, loop_threads, make_task, tiny_model_folder
+
+from agentrl.errors import ConfigError, TaskError
+from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
+from agentrl.records import iter_episodes, read_episodes
+from agentrl.registry import factory
+from agentrl.taskfile import write_tasks
+from agentrl.types import EndReason, Limits
+
+
+class Ten(Echo):
+    id = "ten-v0"
+    count = 10
+
+
+def test_oracle_and_noop_on_an_environment_without_sandbox():
+    told = []
+    progress = EvalProgress(lambda total: told.append(total), lambda episode: told.append(episode))
+    result = evaluate(EvalPlan(Ten, "oracle", samples=4, ks=(1, 4)), progress)
+    assert result["pass_at"] == {"1": 1.0, "4": 1.0} and result["n_tasks"] == 10 and result["n_episodes"] == 40
+    assert result["end_reasons"] == {"answered": 40} and result["n_failed_infra"] == result["n_refused"] == 0
+    assert told[0] == 40 and len(told) == 41
+    assert evaluate(EvalPlan(Ten, "noop"))["pass_at"] == {"1": 0.0}
+    for name in ("ci95", "mean_reward", "side_effects", "cost", "n_retried", "refused", "mean"):
+        assert name in result
+    json.dumps(result, allow_nan=False)
+    assert not loop_threads()
+
+
+@pytest.mark.parametrize("env_id", ["bugfix-v0", "calc-v0", "code-v0"])
+@pytest.mark.parametrize("policy", ["oracle", "noop"])
+def test_what_ships(env_id, policy, bubblewrap):
+    result = evaluate(EvalPlan(factory(env_id), policy, limit=4))
+    assert result["pass_at"]["1"] == (1.0 if policy == "oracle" else 0.0) and result["n_tasks"] == 4
+    assert result["n_failed_infra"] == 0 and result["refused"] == {}
+
+
+def test_a_model_is_evaluated():
+    brief = type("Brief", (Ten,), {"limits": Limits(turn_tokens=16, wall_s=100)})
+    plan = EvalPlan(brief, f"hf:{tiny_model_folder()}", limit=3, samples=2, ks=(1, 2))
+    first = evaluate(plan)
+    assert first["n_episodes"] == 6 and first["n_failed_infra"] == 0 and first["cost"]["sampled_tokens"] > 6
+    assert evaluate(plan)["cost"]["sampled_tokens"] == first["cost"]["sampled_tokens"]
+    assert not loop_threads()
+
+
+def test_refused_tasks_are_not_played_and_say_why(bubblewrap, tmp_path):
+    good = {"entry_point": "f", "cases": [{"args": [2], "expected": 4}]}
+    double = {"files": {"solution.py": "def f(x):\n    return 2 * x\n"}}
+    tasks = [
+        make_task("good", hidden=good, oracle=double),
+        make_task("wrong-oracle", hidden=good, oracle={"files": {"solution.py": "def f(x):\n    return x\n"}}),
+        make_task("no-oracle", hidden=good, artifacts=["solution.py"]),
+        make_task("vacuous", hidden={"entry_point": "f", "check": "def check(f):\n    pass\n"}, oracle=double),
+    ]
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    result = evaluate(EvalPlan(factory("code-v0", tasks_file=str(tmp_path / "tasks.jsonl"))))
+    assert set(result["refused"]) == {"wrong-oracle", "no-oracle", "vacuous"} and result["n_refused"] == 3
+    assert result["n_tasks"] == 1 and result["pass_at"]["1"] == 1.0 and all(result["refused"].values())
+    write_tasks(tmp_path / "none.jsonl", tasks[1:2])
+    with pytest.raises(TaskError, match="no task of code-v0 was admitted"):
+        evaluate(EvalPlan(factory("code-v0", tasks_file=str(tmp_path / "none.jsonl"))))
+
+
+def test_an_interrupted_evaluation_goes_on(tmp_path):
+    played: list[str] = []
+
+    class Interrupted(Ten):
+        stop_after = 5
+
+        async def setup(self):
+            if len(played) >= self.stop_after:
+                raise TaskError("interrupted")
+            played.append(self.task.id)
+
+    plan = EvalPlan(Interrupted, samples=2, ks=(1, 2), concurrency=1, out=tmp_path)
+    with pytest.raises(TaskError, match="interrupted"):
+        evaluate(plan)
+    before = read_episodes(tmp_path / "episodes.jsonl")
+    assert 0 < len(before) <= 5 and not (tmp_path / "eval.json").exists()
+    done = {e.task.id for e in before.values() if sum(o.task.id == e.task.id for o in before.values()) == 2}
+    with open(tmp_path / "episodes.jsonl", "ab") as file:
+        file.write(b'{"torn')
+    played.clear()
+    Interrupted.stop_after = 999
+    with pytest.warns(UserWarning, match="torn"):
+        result = evaluate(plan)
+    assert result["n_episodes"] == 20 and result["pass_at"] == {"1": 1.0, "2": 1.0}
+    assert len(played) == 20 - 2 * len(done) and not done & set(played)
+    assert json.loads((tmp_path / "eval.json").read_text()) == json.loads(json.dumps(result))
+    played.clear()
+    assert evaluate(plan)["n_episodes"] == 20 and not played
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"policy": "noop"}, {"split": "train"}])
+def test_a_folder_holds_one_evaluation(tmp_path, change):
+    plan = {"make": Ten, "policy": "oracle", "out": tmp_path}
+    evaluate(EvalPlan(**plan))
+    with pytest.raises(ConfigError, match="choose another --out"):
+        evaluate(EvalPlan(**{**plan, **change}))
+
+
+def test_a_smaller_plan_counts_only_what_it_asks_for(tmp_path):
+    evaluate(EvalPlan(Ten, samples=3, ks=(3,), out=tmp_path))
+    result = evaluate(EvalPlan(Ten, samples=2, ks=(2,), limit=4, out=tmp_path))
+    assert result["n_tasks"] == 4 and result["n_episodes"] == 8
+
+
+def test_tried_again_counts_apart(tmp_path):
+    failures = {"test-0": 1, "test-1": 99}
+
+    class Flaky(Ten):
+        async def setup(self):
+            if failures.get(self.task.id, 0) > 0:
+                failures[self.task.id] -= 1
+                raise OSError("blip")
+
+    plan = EvalPlan(Flaky, out=tmp_path)
+    result = evaluate(plan)
+    assert result["n_episodes"] == 10 and result["n_failed_infra"] == 1 and result["n_retried"] == 2
+    assert result["pass_at"]["1"] == 1.0 and result["n_excluded"]["1"] == 1
+    assert result["end_reasons"] == {"answered": 9, "tool_fault": 1}
+    assert len(list(iter_episodes(tmp_path / "episodes.jsonl"))) == 12
+    failures.clear()
+    healed = evaluate(plan)  # the failed one is played again, and only that one
+    assert healed["n_failed_infra"] == 0 and healed["n_episodes"] == 10
+    assert len(list(iter_episodes(tmp_path / "episodes.jsonl"))) == 13
+    assert all(
+        e.end is not EndReason.TOOL_FAULT or e.key.task < "test-2" for e in iter_episodes(tmp_path / "episodes.jsonl")
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "match"),
+    [
+        ({"samples": 0}, "--samples 0"),
+        ({"samples": 2, "ks": (1, 3)}, "--k 3"),
+        ({"ks": ()}, r"--k \(empty\)"),
+        ({"limit": -1}, "--limit -1"),
+        ({"temperature": -1.0}, "--temperature -1"),
+        ({"temperature": float("nan")}, "--temperature nan"),
+        ({"policy": "orakel"}, "use oracle, noop or hf:PATH"),
+        ({"policy": "hf:"}, "is unknown"),
+        ({"policy": "vllm:x"}, "not part of this version"),
+        ({"policy": "hf:/no/such"}, "does not exist"),
+        ({"sandbox": "docker"}, "docker"),
+        ({"sandbox": "x"}, "sandbox='x'"),
+        ({"make": factory("calc-v0")}, "--limit"),
+        ({"make": type("Empty", (Ten,), {"count": 0})}, "no tasks in split 'test'"),
+    ],
+)
+def test_bad_plans_are_refused(plan, match):
+    with pytest.raises(ConfigError, match=match):
+        evaluate(EvalPlan(**{"make": Ten, **plan}))
