@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from agentrl.cli import app
 from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory

@@ -51,10 +51,10 @@ def core_dependencies() -> set[str]:
     while due:
         for line in distribution(due.pop()).requires or ():
             requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                if requirement.name not in found:
-                    found.add(requirement.name)
-                    due.append(requirement.name)
+            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if wanted and requirement.name not in found:
+                found.add(requirement.name)
+                due.append(requirement.name)
     return found
 
 
