@@ -9,9 +9,8 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from agentrl.errors import AgentRLError, ConfigError, UserError
@@ -19,10 +18,13 @@ from agentrl.errors import AgentRLError, ConfigError, UserError
 app = typer.Typer(
     name="agentrl",
     help="Define tool-use environments, train agents on them, and measure them.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_INTERRUPTED = 130
+# The command-line library's own error has no public name; its public descendant leads to it.
+_CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
@@ -32,13 +34,11 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 def main() -> None:
     """Entry point of the `agentrl` program."""
     try:
-        app(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        raise SystemExit(stop.exit_code) from None
-    except click.ClickException as error:
+        code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
+    except _CommandLineError as error:
         _fail(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
     except UserError as error:
         _fail(str(error), 2)
     except AgentRLError as error:
@@ -47,9 +47,12 @@ def main() -> None:
         if error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}", 2)
+    if code == _INTERRUPTED:
+        _fail("interrupted", _INTERRUPTED)
+    raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _fail(sentence: str, code: int) -> None:
+def _fail(sentence: str, code: int) -> NoReturn:
     print(f"agentrl: {' '.join(sentence.split())}", file=sys.stderr)
     raise SystemExit(code)
 

@@ -1,0 +1,267 @@
+"""The command line: one JSON object as the last line, one sentence for bad input, never a traceback."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import REPO, children, last_json, make_task, run_cli, tiny_model_folder
+
+from agentrl import cli
+from agentrl.taskfile import write_tasks
+
+ENV = """
+from agentrl import Limits, Task, ToolEnv, tool
+from agentrl.verifiers.text import exact_match
+
+class Mine(ToolEnv):
+    \"\"\"Say the word.\"\"\"
+
+    id = "mine-v0"
+    verifier = exact_match()
+    limits = Limits(turns=2, turn_tokens=4)
+
+    def tasks(self, split, seed):
+        for word in ("one", "two", "three"):
+            yield Task(id=f"{split}-{word}", instruction=f"{split}: say {word}", hidden={"answer": word},
+                       oracle={"answer": ORACLE})
+
+    @tool
+    async def look(self) -> str:
+        \"\"\"Look.\"\"\"
+        return self.task.instruction
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["agentrl", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(ENV.replace("ORACLE", "word"))
+    return f"{file}:Mine"
+
+
+# Good input
+
+
+def test_the_program_itself_runs_and_is_quick(tmp_path):
+    out = run_cli("list", "--json")
+    assert out.returncode == 0 and out.stderr == ""
+    rows = last_json(out.stdout)["environments"]
+    assert {"bugfix-v0", "calc-v0", "code-v0"} <= {row["id"] for row in rows}
+    for row in rows:
+        assert {"id", "version", "tasks", "sandbox"} <= row.keys()
+    program = "import sys, agentrl.cli; print([m for m in ('torch', 'transformers', 'gymnasium', 'docker') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_list_for_people(run):
+    code, out, err = run("list")
+    assert code == 0 and err == "" and "calc-v0" in out and "endless" in out
+
+
+def test_doctor(run):
+    code, out, _ = run("doctor", "--json")
+    parts = last_json(out)["parts"]
+    assert code == 0 and {"python", "bubblewrap", "docker", "torch", "vllm", "ray", "gpu"} <= parts.keys()
+    assert all(part["ok"] in (True, False) and part["detail"] for part in parts.values())
+    code, out, _ = run("doctor")
+    assert code == 0 and "python" in out and all(line.startswith(("ok ", "missing ")) for line in out.splitlines())
+
+
+def test_check(run, mine, tmp_path):
+    code, out, _ = run("check", mine, "--json")
+    found = last_json(out)
+    assert code == 0 and found["ok"] is True and len(found["rules"]) >= 9
+    (tmp_path / "mine.py").write_text(ENV.replace("ORACLE", "'wrong'"))
+    code, out, _ = run("check", mine, "--json")
+    found = last_json(out)
+    assert code == 1 and found["ok"] is False
+    assert [rule["rule"] for rule in found["rules"] if not rule["ok"]] == ["the oracle passes every task"]
+    code, out, err = run("check", mine)
+    assert code == 1 and "BROKEN  the oracle passes every task: " in out and err == ""
+
+
+def test_eval(run, mine, tmp_path):
+    code, out, err = run("eval", mine, "--samples", "2", "--k", "1,2", "--out", tmp_path / "run", "--json")
+    result = last_json(out)
+    assert code == 0 and result["pass_at"] == {"1": 1.0, "2": 1.0} and err == ""
+    needed = "pass_at ci95 n_tasks n_refused n_episodes n_failed_infra mean_reward side_effects cost end_reasons"
+    assert set(needed.split()) <= result.keys()
+    assert json.loads((tmp_path / "run" / "eval.json").read_text()) == result
+    code, out, _ = run("eval", mine, "--policy", "noop")
+    assert code == 0 and "pass@1 0.0000" in out and "endings answered 3" in out
+
+
+def test_eval_when_everything_fails(run, tmp_path):
+    file = tmp_path / "ill.py"
+    file.write_text(
+        ENV.replace("ORACLE", "word").replace("@tool", "async def setup(self):\n        raise OSError\n\n    @tool")
+    )
+    code, out, err = run("eval", f"{file}:Mine")
+    assert code == 0 and "pass@1 unknown" in out and "failed by infrastructure 3" in out and "Traceback" not in err
+    code, out, _ = run("eval", f"{file}:Mine", "--json")
+    assert last_json(out)["pass_at"] == {"1": None} and last_json(out)["n_failed_infra"] == 3
+
+
+def test_eval_of_a_model_and_a_task_file(run, mine, tmp_path, bubblewrap):
+    code, out, _ = run("eval", mine, "--policy", f"hf:{tiny_model_folder()}", "--json")
+    assert code == 0 and last_json(out)["pass_at"] == {"1": 0.0}
+    hidden = {"entry_point": "f", "cases": [{"args": [2], "expected": 4}]}
+    oracle = {"files": {"solution.py": "def f(x):\n    return 2 * x\n"}}
+    write_tasks(tmp_path / "t.jsonl", [make_task("a", hidden=hidden, oracle=oracle)])
+    code, out, _ = run("eval", "code-v0", "--tasks", tmp_path / "t.jsonl", "--sandbox", "bubblewrap", "--json")
+    assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
+
+
+def test_new_then_check_then_eval(run, tmp_path):
+    code, out, _ = run("new", "letter-count", "--out", tmp_path, "--json")
+    (file, test) = last_json(out)["files"]
+    assert code == 0 and file.endswith("letter_count.py") and test.endswith("test_letter_count.py")
+    assert run("check", f"{file}:LetterCount", "--json")[0] == 0
+    code, out, _ = run("eval", f"{file}:LetterCount", "--limit", "5", "--json")
+    assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
+    code, _, err = run("new", "letter-count", "--out", tmp_path)
+    assert code == 2 and "exists already" in err
+
+
+def test_view_and_convert_print_json(run, tmp_path, mine):
+    source = tmp_path / "mbpp.jsonl"
+    row = {"task_id": 1, "text": "Double.", "code": "def f(x):\n    return 2 * x", "test_list": ["assert f(2) == 4"]}
+    source.write_text(json.dumps({**row, "test_setup_code": "", "challenge_test_list": []}) + "\n")
+    code, out, err = run("convert", "mbpp", source, tmp_path / "tasks.jsonl", "--json")
+    assert code == 0 and last_json(out)["tasks"] == 1, err
+    run("eval", mine, "--out", tmp_path / "run")
+    code, out, err = run("view", tmp_path / "run", "--json")
+    assert code == 0 and "<html" in Path(last_json(out)["report"]).read_text().lower(), err
+
+
+# Bad input
+
+
+def bad_line(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"id": "a", "instruction": "x"}\n{"id": "b", "instructon": "x"}\n')
+    return tmp_path / "bad.jsonl"
+
+
+def no_tokenizer(tmp_path):
+    shutil.copytree(tiny_model_folder(), tmp_path / "model")
+    for file in (tmp_path / "model").glob("*token*"):
+        file.unlink()
+    return tmp_path / "model"
+
+
+def syntax_error(tmp_path):
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    return tmp_path / "bad.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["eval", "calk-v0"], "did you mean 'calc-v0'?"),
+        (["check", "calk-v0"], "did you mean 'calc-v0'?"),
+        (["eval", "code-v0", "--tasks", bad_line], "bad.jsonl, line 2: field instruct"),
+        (["eval", "code-v0", "--tasks", "/no/such.jsonl"], "/no/such.jsonl: there is no such file"),
+        (["eval", "calc-v0", "--tasks", "/x", "--limit", "1"], "tasks_file"),
+        (["eval", "calc-v0", "--limit", "1", "--policy", "hf:/no/such"], "/no/such does not exist"),
+        (["eval", "calc-v0", "--limit", "1", "--policy", ("hf:{}", no_tokenizer)], "has no tokenizer"),
+        (["eval", "calc-v0", "--limit", "1", "--k", "4"], "--k 4 must be from 1 to --samples 1"),
+        (["eval", "calc-v0", "--limit", "1", "--k", "x"], "--k 'x'"),
+        (["eval", "calc-v0", "--limit", "1", "--policy", "orakel"], "--policy 'orakel' is unknown"),
+        (["eval", "calc-v0", "--limit", "1", "--policy", "openai:m@http://x"], "not part of this version"),
+        (["eval", "calc-v0", "--limit", "1", "--set", "operatoins=3"], "operatoins"),
+        (["eval", "calc-v0", "--limit", "1", "--set", "operations"], "write it as key=value"),
+        (["eval", "calc-v0", "--limit", "1", "--set", "operations=7"], "operations=7"),
+        (["eval", "calc-v0", "--limit", "1", "--split", "dev"], "split='dev'"),
+        (["eval", "calc-v0", "--limit", "1", "--temperature", "-1"], "--temperature -1"),
+        (["eval", "calc-v0", "--limit", "1", "--out", "/proc/none"], "/proc/none"),
+        (["eval", "calc-v0", "--limit", "x"], "'--limit'"),
+        (["eval", "calc-v0", "--limt", "1"], "--limt"),
+        (["eval", "calc-v0"], "--limit"),
+        (["eval", "bugfix-v0", "--limit", "1", "--sandbox", "dokker"], "sandbox='dokker'"),
+        (["eval", "bugfix-v0", "--limit", "1", "--split", "dev"], "dev"),
+        (["check", ("{}:Env", syntax_error)], "cannot be loaded: SyntaxError"),
+        (["check", "nowhere.py:Env"], "'nowhere.py' does not exist"),
+        (["check", "calc-v0", "--tasks", "0"], "'--tasks'"),
+        (["new", "Bad Name"], "lower-case"),
+        (["new", "x", "--out", "/proc/none"], "/proc/none"),
+        (["view", "/no/such"], "/no/such does not exist"),
+        (["convert", "nosuch", "a", "b"], "nosuch"),
+        (["train", "/no/such.toml"], "/no/such.toml"),
+        (["nosuch"], "nosuch"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(run, tmp_path, arguments, part):
+    words = []
+    for word in arguments:
+        form, make = word if isinstance(word, tuple) else ("{}", word)
+        words.append(form.format(make(tmp_path)) if callable(make) else make)
+    for extra in ([], ["--json"]):
+        code, out, err = run(*words, *extra)
+        assert code == 2, (out, err)
+        assert part in err and out == ""
+        assert err.startswith("agentrl: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_the_same_in_a_process_of_its_own():
+    out = run_cli("eval", "calk-v0", "--json")
+    assert (out.returncode, out.stdout) == (2, "")
+    assert out.stderr == "agentrl: environment 'calk-v0' is unknown: did you mean 'calc-v0'?\n"
+
+
+def test_a_broken_machine_is_exit_code_1(run, monkeypatch):
+    from agentrl import registry
+    from agentrl.errors import SandboxLost
+
+    def broken():
+        raise SandboxLost("the host is on fire")
+
+    monkeypatch.setattr(registry, "environment_ids", broken)
+    code, out, err = run("list")
+    assert (code, out, err) == (1, "", "agentrl: SandboxLost: the host is on fire\n")
+
+
+def test_help_and_no_command(run):
+    code, out, err = run("--help")
+    assert code == 0 and "eval" in out
+    code, out, err = run()
+    assert code in (0, 2) and "eval" in out + err
+
+
+def test_an_interrupt_ends_quietly_and_the_run_can_go_on(tmp_path, bubblewrap):
+    before = children()
+    command = [sys.executable, "-m", "agentrl.cli", "eval", "bugfix-v0", "--limit", "400", "--out", tmp_path, "--json"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPO)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "episodes.jsonl").exists() or (tmp_path / "episodes.jsonl").stat().st_size < 20_000:
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err) == (130, "", "agentrl: interrupted\n")
+    deadline = time.monotonic() + 5
+    while children() - before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    done = (tmp_path / "episodes.jsonl").read_bytes().count(b"\n")
+    assert 0 < done < 400
