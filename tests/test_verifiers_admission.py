@@ -137,5 +137,5 @@ def test_all_of_mbpp_plus(data_dir):
     began = time.monotonic()
     refused = asyncio.run(run())
     print(f"{len(tasks)} tasks in {time.monotonic() - began:.0f} s")
-    assert sorted(refused) == ["Mbpp/737", "Mbpp/787", "Mbpp/794"]
+    assert refused.keys() == {"Mbpp/737", "Mbpp/787", "Mbpp/794"}, refused
     assert all("stub" in why for why in refused.values())

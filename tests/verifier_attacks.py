@@ -92,6 +92,7 @@ SPLIT = {
 # These leave something behind, or last.
 LASTING = {
     "endless loop": "def f(x):\n    while True:\n        pass\n",
+    "sleep": "import time\ndef f(x):\n    time.sleep(30)\n    return x + 1\n",
     "endless loop at import": "while True:\n    pass\n",
     "endless value": "import sys\ndef f(x):\n    v = x\n    while True:\n        v = [v]\n",
     "daemon": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,7 +37,7 @@ class Submission:
 class Verifier(Protocol):
     """Judges a submission. It may run code in a grader sandbox; it may not change the episode."""
 
-    async def __call__(self, submission: Submission) -> Score:
+    def __call__(self, submission: Submission, /) -> Awaitable[Score]:
         """Return the verdict, or Score.failed(why) where infrastructure broke; never a number for a failure."""
         ...
 

@@ -75,12 +75,13 @@ class Budget:
 
 
 def hidden_tests(
-    *, call_s: float = 10.0, wall_s: float = 60.0, partial: bool = False, python: str = PYTHON
+    *, call_s: float = 10.0, wall_s: float = 120.0, partial: bool = False, python: str = PYTHON
 ) -> Callable[[Submission], Awaitable[Score]]:
     """A verifier for code: 1.0 if every hidden case or test passes, else 0.0.
 
     Args:
         call_s: seconds that one call of the candidate (or loading its file) may take; beyond them the score is 0.
+            Waiting for a processor that others use does not count, sleeping does.
         wall_s: seconds for all of them; beyond them the score is 0.
         partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that share.
         python: interpreter inside the grader sandbox.
