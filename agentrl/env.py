@@ -64,7 +64,7 @@ class ToolEnv:
         """A verifier that is a plain function stays one: it must not become a method of the environment."""
         super().__init_subclass__()
         if inspect.isfunction(cls.__dict__.get("verifier")):
-            cls.verifier = staticmethod(cls.__dict__["verifier"])  # type: ignore[assignment]
+            cls.verifier = staticmethod(cls.__dict__["verifier"])
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """Yield the tasks of a split ("train" or "test") in an order that `seed` fixes; it may never end."""
@@ -147,7 +147,7 @@ class ToolEnv:
         self._turns += 1
         if not action.tool_calls:
             return self._limited(await self._answer(action))
-        observations = []
+        observations: list[Message] = []
         for call in action.tool_calls:
             if self._outcomes.total() >= self.limits.tool_calls:
                 return Step(tuple(observations), EndReason.MAX_TOOL_CALLS)

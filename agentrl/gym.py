@@ -148,7 +148,7 @@ class GymEnv(gymnasium.Env[str, str]):
         truncated = step.end.ending is Ending.TRUNCATED
         return _as_text(step.messages), float(score.value), not truncated, truncated, info
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The conversation so far, when `render_mode="ansi"`."""
         if self.render_mode != "ansi":
             return None

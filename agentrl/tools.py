@@ -14,6 +14,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
@@ -27,6 +28,7 @@ ErrorKind = Literal["bad_call", "unknown_tool", "bad_arguments", "tool_error", "
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MARK = "__agentrl_effect__"
+_KNOWN = "__agentrl_tools__"
 _FIELD = "arg_"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ERROR_CHARS = 400
@@ -84,7 +86,6 @@ def tool(function: Function | None = None, *, effect: Effect = "read") -> Any:
     return mark if function is None else mark(function)
 
 
-@functools.cache
 def tools_of(owner: type) -> Mapping[str, Tool]:
     """The tools of a class, by name, in the order in which they are written (base classes first).
 
@@ -93,6 +94,14 @@ def tools_of(owner: type) -> Mapping[str, Tool]:
     Raises:
         ContractError: a tool cannot be described, or is overridden by what is no tool.
     """
+    known: Mapping[str, Tool] | None = vars(owner).get(_KNOWN)
+    if known is None:
+        known = MappingProxyType(_find_tools(owner))
+        setattr(owner, _KNOWN, known)
+    return known
+
+
+def _find_tools(owner: type) -> dict[str, Tool]:
     marked: dict[str, Callable[..., Any]] = {}
     for base in reversed(owner.__mro__):
         for name, item in vars(base).items():

@@ -11,6 +11,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Task
+from agentrl.verifiers.base import Verifier
 from agentrl.verifiers.text import numeric
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -26,7 +27,7 @@ class Calculator(ToolEnv):
 
     id: ClassVar[str] = "calc-v0"
     system = "Use the calculator, then answer with the number alone."
-    verifier = numeric()
+    verifier: Verifier = numeric()
     limits = Limits(turns=8, tool_calls=8, wall_s=30)
     endless = True
 

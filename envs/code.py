@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.taskfile import read_tasks
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
+from agentrl.verifiers.base import Verifier
 from agentrl.verifiers.hidden_tests import hidden_tests
 
 _SHIPPED = Path(__file__).parent / "data" / "code_sample.jsonl"
@@ -29,7 +30,7 @@ class Code(ToolEnv):
 
     id: ClassVar[str] = "code-v0"
     system = "Solve the task by writing the file it names. Try your code, then submit."
-    verifier = hidden_tests()
+    verifier: Verifier = hidden_tests()
     limits = Limits(turns=16, tool_calls=32, wall_s=120, tool_s=20)
     needs_sandbox = True
 
