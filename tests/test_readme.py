@@ -75,6 +75,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [target for target in local if not (page.parent / target).exists()]
 
 
+def test_every_page_is_linked_and_every_page_named_in_code_exists() -> None:
+    pages = {path.relative_to(REPO).as_posix() for path in REPO.glob("docs/*.md")}
+    assert pages <= set(re.findall(r"docs/[\w-]+\.md", README))
+    code = "".join(path.read_text() for folder in FOLDERS for path in (REPO / folder).rglob("*.py"))
+    assert set(re.findall(r"docs/[\w-]+\.md", code)) <= pages
+
+
 def test_the_table_of_commands_is_the_programs() -> None:
     named = set(re.findall(r"^\| `agentrl (\w+)", README, re.MULTILINE))
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
