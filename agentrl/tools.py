@@ -238,4 +238,4 @@ def clip_text(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head, tail = limit * 2 // 3, limit // 3
-    return f"{text[:head]}\n[{len(text) - head - tail} characters cut]\n{text[-tail:]}"
+    return f"{text[:head]}\n[{len(text) - head - tail} characters cut]\n{text[len(text) - tail :]}"

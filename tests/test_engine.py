@@ -319,6 +319,33 @@ def test_synchronous_episodes_do_not_depend_on_arrival(model, chat):
     assert max(len(branches[0].segments) for _, _, branches in first) > 3
 
 
+def test_synchronous_batches_hold_the_same_rows_in_the_same_order(model, chat):
+    def run(order):
+        engine = transformers_engine(model, chat, synchronous=True)
+        engine._max_batch, batches, answer = 4, [], engine._sample
+
+        def watched(rows):
+            batches.append([(row.seed, row.sampling.temperature) for row in rows])
+            return answer(rows)
+
+        async def one(index):
+            with engine.seat():
+                await asyncio.sleep(0.001 * order.index(index))
+                sampling = Sampling(temperature=1.0 + index % 2, max_tokens=2)
+                return await engine.generate([5] * (1 + index % 3), sampling, seed=index)
+
+        async def everyone():
+            return await asyncio.gather(*map(one, range(10)))
+
+        engine._sample = watched
+        outs = asyncio.run(everyone())
+        asyncio.run(engine.close())
+        return outs, batches
+
+    first = run(list(range(10)))
+    assert first == run([3, 1, 4, 0, 5, 9, 2, 6, 8, 7]) and sorted(map(len, first[1])) == [1, 1, 4, 4]
+
+
 def test_engine_failures_end_episodes_and_the_run_goes_on(model, chat):
     engine = transformers_engine(model, chat)
     answer, calls = engine._sample, []

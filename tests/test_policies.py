@@ -56,6 +56,16 @@ def test_ids_that_were_sampled_are_kept_as_they_are():
     assert episode.counts.prompt_tokens == len(branch.ids) - branch.trained
 
 
+def test_every_observation_of_a_turn_is_in_the_context():
+    turn = [*spelled(CALL + CALL.replace("hello", "world")), STOP]
+    engine = FakeEngine(turn, [*spelled("yes"), STOP], stop_ids=CHAT.stop_ids)
+    episode = play(engine)
+    (branch,) = episode.trajectories
+    text = CHAT.tokenizer.decode(list(branch.segments[2].ids))
+    assert text.index("hello") < text.index("world") and text.endswith("<|im_start|>assistant\n")
+    assert episode.counts.tool_calls == 2 and episode.score.value == 1.0
+
+
 @given(st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=12), min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_any_ids_come_back_unchanged(turns):

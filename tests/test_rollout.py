@@ -383,14 +383,17 @@ def test_a_deterministic_run_needs_a_sandbox_for_every_episode():
 
 
 def test_closing_in_the_middle_leaves_nothing(bubblewrap):
-    with rollouts(Work, script(*HANG), pool=open_pool("bubblewrap", size=3)) as playing:
+    seen = []
+    with rollouts(Work, script(*HANG), pool=open_pool("bubblewrap", size=3), on_episode=seen.append) as playing:
         playing.dispatch(tasks_of(6), 0)
         deadline = time.monotonic() + 10
         while len(children()) < 6:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        started = time.monotonic()
     playing.close()
-    assert playing._thread.is_closed
+    assert playing._thread.is_closed and time.monotonic() - started < 3
+    assert seen == []  # what was cut off is no episode, and no failure
 
 
 def test_an_interrupt_in_next_leaves_nothing(bubblewrap):
