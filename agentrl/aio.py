@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 _Job = Callable[[], None]
 _IDLE_S = 0.5
+_LOOK_S = 1.0
 _CLEANUP_S = 60.0
 
 
@@ -46,10 +47,13 @@ class LoopThread:
 
         self._loop.call_soon_threadsafe(start)
         try:
-            ended.wait()
+            while not ended.wait(_LOOK_S):
+                if not self._thread.is_alive():
+                    raise RuntimeError("the loop thread ended by itself")
         except BaseException:
-            self._loop.call_soon_threadsafe(lambda: started[0].cancel())
-            ended.wait(_CLEANUP_S)
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(lambda: started[0].cancel())
+                ended.wait(_CLEANUP_S)
             raise
         return started[0].result()
 
@@ -60,11 +64,10 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs, wait for its clean-up, then end the thread; safe to call twice."""
-        if self.is_closed:
-            return
-        self.submit(_cancel_all()).result(timeout=_CLEANUP_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
+        if not self.is_closed:
+            self.submit(_cancel_all()).result(timeout=_CLEANUP_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
         if not self._thread.is_alive():
             self._loop.close()
 

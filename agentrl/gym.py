@@ -5,7 +5,6 @@ The async environment runs on one background loop, so this works in a script, a 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -63,10 +62,15 @@ class Text(gymnasium.Space[str]):
         return f"Text(max_chars={self.max_chars})"
 
 
-@functools.cache
+_shared: LoopThread | None = None
+
+
 def _loop() -> LoopThread:
-    """The one loop on which all GymEnvs of this process run."""
-    return LoopThread("agentrl-gym")
+    """The one loop on which all GymEnvs of this process run; a forked process, which has no threads, starts its own."""
+    global _shared
+    if _shared is None or _shared.is_closed:
+        _shared = LoopThread("agentrl-gym")
+    return _shared
 
 
 class GymEnv(gymnasium.Env[str, str]):

@@ -27,6 +27,7 @@ _SHIPPED = {
     "calc-v0": "agentrl.envs.calc:Calculator",
     "code-v0": "agentrl.envs.code:Code",
 }
+_SPLITS = ("train", "test")
 _registered: dict[str, type[ToolEnv]] = {}
 
 
@@ -86,7 +87,7 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
     make = functools.partial(environment(env_id), **settings)
     try:
         make()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"environment {env_id!r} does not take these settings: {error}") from error
     return make
 
@@ -111,14 +112,21 @@ def make(env_id: str, *, sandbox: str = "auto", parser: str = "hermes", **settin
 
 
 def describe(env_id: str) -> dict[str, Any]:
-    """One row of `agentrl list`; `tasks` is None for an environment whose splits never end."""
-    cls = environment(env_id)
-    splits = {split: None if cls.endless else sum(1 for _ in cls().tasks(split, 0)) for split in ("train", "test")}
-    return {
-        "id": env_id,
-        "version": int(env_id.rpartition("-v")[2]) if env_id.rpartition("-v")[2].isdigit() else None,
-        "tasks": None if cls.endless else len({task.id for split in splits for task in cls().tasks(split, 0)}),
-        "splits": splits,
+    """One row of `agentrl list`; `tasks` is None for an environment whose splits never end.
+
+    An environment of another package that cannot be loaded is a row too; `summary` says why.
+    """
+    row: dict[str, Any] = {"id": env_id, "version": None, "tasks": None, "splits": {}, "sandbox": "unknown"}
+    version = env_id.rpartition("-v")[2]
+    row["version"] = int(version) if version.isdigit() else None
+    try:
+        cls = environment(env_id)
+        ids = {split: None if cls.endless else {task.id for task in cls().tasks(split, 0)} for split in _SPLITS}
+    except Exception as error:  # noqa: BLE001 - another package's code
+        return row | {"summary": f"cannot be used: {type(error).__name__}: {error}"}
+    return row | {
+        "tasks": None if cls.endless else len(set().union(*(found or () for found in ids.values()))),
+        "splits": {split: None if found is None else len(found) for split, found in ids.items()},
         "sandbox": "required" if cls.needs_sandbox else "none",
         "summary": (cls.__doc__ or "").strip().partition("\n")[0],
     }

@@ -277,11 +277,11 @@ class Rollouts:
 
     def close(self) -> None:
         """Cancel what is playing, close the sandboxes and end the thread; safe to call twice."""
-        if not self._thread.is_closed:
-            try:
+        try:
+            if not self._thread.is_closed:
                 self._thread.run(self._stop())
-            finally:
-                self._thread.close()
+        finally:
+            self._thread.close()
 
     def _check_places(self) -> None:
         """A turn-synchronous engine would wait for ever for an episode that waits for a sandbox."""
@@ -347,7 +347,10 @@ class Rollouts:
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
         episode = await play(self.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt))
-        self._on_episode(episode)
+        try:
+            self._on_episode(episode)
+        except SystemExit as error:  # it would end the loop thread, and next() would wait for ever
+            raise RuntimeError("on_episode called sys.exit; raise in the thread that calls next()") from error
         return episode
 
 

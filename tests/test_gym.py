@@ -176,6 +176,18 @@ def test_another_tool_format():
     assert answer[0] == "8"
 
 
+def test_vectors_of_environments_also_in_forked_processes():
+    env = face()
+    env.reset(seed=0)  # a loop thread runs, and a forked process inherits its object without the thread
+    for mode, options in (("sync", {}), ("async", {"shared_memory": False, "context": "fork"})):
+        many = gymnasium.make_vec("agentrl/calc-v0", 2, vectorization_mode=mode, vector_kwargs=options)
+        texts, _ = many.reset(seed=3)
+        assert len(set(texts)) == 2
+        _, rewards, ended, _, _ = many.step(["no", "no"])
+        assert list(rewards) == [0.0, 0.0] and list(ended) == [True, True]
+        many.close()
+
+
 # Infrastructure
 
 

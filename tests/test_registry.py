@@ -50,6 +50,7 @@ def test_entry_points_are_found_and_loaded_on_use(monkeypatch, tmp_path):
         "sandbox": "none",
         "summary": "",
     }
+    assert "cannot be loaded from 'no_such_module:X'" in registry.describe("gone-v0")["summary"]
     for env_id in ("gone-v0", "odd-v0"):
         with pytest.raises(ConfigError, match=f"{env_id}' cannot be loaded from"):
             registry.environment(env_id)

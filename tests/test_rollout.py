@@ -330,6 +330,14 @@ def test_a_pool_that_cannot_open_is_a_lost_sandbox():
     assert group.episodes[0].end is EndReason.SANDBOX_LOST and group.episodes[0].counts.turns == 0
 
 
+def test_a_callback_that_exits_is_no_endless_wait():
+    def leave(episode):
+        raise SystemExit(3)
+
+    with rollouts(Echo, noop(), on_episode=leave) as playing, pytest.raises(RuntimeError, match=r"sys\.exit"):
+        playing.gather(tasks_of(1), 0)
+
+
 # Sandboxes
 
 
