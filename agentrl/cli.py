@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -73,6 +75,15 @@ def _settings(pairs: list[str] | None) -> dict[str, Any]:
         except ValueError:
             settings[key] = text
     return settings
+
+
+@contextmanager
+def _training_parts() -> Iterator[None]:
+    """What an import lacks in here is part of the extra [train]."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"training cannot be loaded ({error}): pip install 'agentrl[train]'") from error
 
 
 @app.command()
@@ -226,7 +237,8 @@ def train(
 ) -> None:
     """Train a policy online, on the groups it plays."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from agentrl.trainers.session import run_training
+    with _training_parts():
+        from agentrl.trainers.session import run_training
 
     result = run_training(config, out, overrides=set_ or [], resume=resume)
     if as_json:
@@ -261,10 +273,8 @@ def demo(
 ) -> None:
     """Train a tiny agent to repair programs, from nothing to a report, in minutes on this machine."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
+    with _training_parts():
         from agentrl.trainers.demo import run_demo
-    except ImportError as error:
-        raise ConfigError(f"the demo cannot be loaded ({error}): pip install 'agentrl[train]'") from error
 
     result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
     if as_json:
