@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -181,3 +182,11 @@ def children() -> set[int]:
 
 def loop_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith(("agentrl-loop", "agentrl-samp"))}
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Fail unless the condition comes true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

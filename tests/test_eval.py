@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import Echo, loop_threads, make_task, tiny_model_folder
+from helpers import Echo, loop_threads, make_task, tiny_model_folder, wait_for
 
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
@@ -29,7 +29,7 @@ def test_oracle_and_noop_on_an_environment_without_sandbox():
     for name in ("ci95", "mean_reward", "side_effects", "cost", "n_retried", "refused", "mean"):
         assert name in result
     json.dumps(result, allow_nan=False)
-    assert not loop_threads()
+    wait_for(lambda: not loop_threads())
 
 
 @pytest.mark.parametrize("env_id", ["bugfix-v0", "calc-v0", "code-v0"])
@@ -46,7 +46,7 @@ def test_a_model_is_evaluated():
     first = evaluate(plan)
     assert first["n_episodes"] == 6 and first["n_failed_infra"] == 0 and first["cost"]["sampled_tokens"] > 6
     assert evaluate(plan)["cost"]["sampled_tokens"] == first["cost"]["sampled_tokens"]
-    assert not loop_threads()
+    wait_for(lambda: not loop_threads())
 
 
 def test_refused_tasks_are_not_played_and_say_why(bubblewrap, tmp_path):
