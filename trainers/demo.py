@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import string
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from agentrl.display import console, episode_bar
 from agentrl.engines.loading import load_model, load_tokenizer
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
+from agentrl.parsers import format_hermes
 from agentrl.policies import Scripted
 from agentrl.records import read_episodes, write_json_atomic
 from agentrl.registry import factory
@@ -32,9 +34,9 @@ from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.optim import MuonAdamW
 from agentrl.trainers.session import train_with_display
 from agentrl.trainers.sft import demonstrations, sft
-from agentrl.trainers.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
+from agentrl.trainers.tiny import build_model, build_tokenizer
 from agentrl.trajectory import Episode
-from agentrl.types import Message, ToolCall
+from agentrl.types import Message
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,23 @@ class DemoPlan:
     """What the demo does; every number is printed when it starts."""
 
     env: str = "bugfix-v0"
-    knobs: tuple[tuple[str, Any], ...] = (("names", 8), ("symbols", ("+", "-", "*")))
-    demonstrations: int = 2048
-    vocab_size: int = 384
+    knobs: tuple[tuple[str, Any], ...] = (
+        ("kinds", ("operator",)),
+        ("symbols", ("+", "-", "*")),
+        ("names", 8),
+        ("function_names", 4),
+    )
+    demonstrations: int = 1024
+    vocab_size: int = 400
     width: int = 128
     layers: int = 2
     context: int = 512
-    sft_steps: int = 120
+    sft_steps: int = 44
     sft_batch: int = 32
-    rounds: int = 24
+    rounds: int = 32
     tasks_per_step: int = 24
     group_size: int = 8
-    learning_rate: float = 8e-4
+    learning_rate: float = 4e-4
     minibatches: int = 4
     held_out: int = 256
 
@@ -98,6 +105,7 @@ def run_demo(
             "recipe": "grpo",
             "loss": {"clip_high": 0.28},
             "learning_rate": plan.learning_rate,
+            "warmup_steps": 4,
             "minibatches": plan.minibatches,
         },
         "demo",
@@ -127,7 +135,7 @@ def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, san
 
 def _warm_start(episodes: list[Episode], env: ToolEnv, plan: DemoPlan, seed: int, folder: Path) -> Path:
     """Tokenizer, model and a short supervised fine-tuning; returns the model folder."""
-    tokenizer = build_tokenizer(_texts(episodes), plan.vocab_size)
+    tokenizer = build_tokenizer(_texts(episodes), plan.vocab_size, string.printable)
     shape = {"width": plan.width, "layers": plan.layers, "context": plan.context}
     source = build_model(folder / "warm_start", tokenizer, seed=seed, **shape)
     model, chat = load_model(source), Chat(load_tokenizer(source))
@@ -143,17 +151,13 @@ def _warm_start(episodes: list[Episode], env: ToolEnv, plan: DemoPlan, seed: int
 
 
 def _texts(episodes: Iterable[Episode]) -> list[str]:
-    """What the tokenizer is learnt from: the conversations as the template writes them."""
-    from jinja2 import Environment
-
-    template = Environment().from_string(CHAT_TEMPLATE)
-    return [template.render(messages=[_as_dict(message) for message in episode.messages]) for episode in episodes]
+    """What the tokenizer is learnt from: the conversations as the model will see and write them."""
+    return ["".join(map(_as_text, episode.messages)) for episode in episodes]
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
-    calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
-    functions = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
-    return {"role": message.role, "content": message.content, "tool_calls": functions}
+def _as_text(message: Message) -> str:
+    content = format_hermes(message.content, message.tool_calls)
+    return f"<|im_start|>{message.role}\n{content}<|im_end|>\n"
 
 
 def _show_loss(step: int, loss: float) -> None:

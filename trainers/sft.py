@@ -76,7 +76,7 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
         rows: demonstrations; they are repeated as often as `steps` needs.
         steps: optimizer steps.
         batch_size: rows per step.
-        optimizer: builds it from the model; default AdamW, lr 1e-3.
+        optimizer: builds it from the model; default AdamW, lr 1e-3. The rate warms up, then falls to zero.
         seed: of the order of rows.
         on_step: told step and loss, now and then.
     """
@@ -99,7 +99,6 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
                 output_dir=str(Path(scratch)),
                 max_steps=steps,
                 per_device_train_batch_size=batch_size,
-                lr_scheduler_type="constant",
                 seed=seed,
                 logging_steps=10,
                 save_strategy="no",
@@ -116,11 +115,16 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
             train_dataset=Dataset.from_list([{"input_ids": row.input_ids, "labels": row.labels} for row in rows]),
             data_collator=lambda batch: collate(batch, 0 if pad is None else int(pad)),
             processing_class=chat.tokenizer,
-            optimizers=(built, torch.optim.lr_scheduler.LambdaLR(built, lambda step: 1.0)),
+            optimizers=(built, torch.optim.lr_scheduler.LambdaLR(built, lambda step: _scale(step, steps))),
             callbacks=[_Report()],
         )
         trainer.remove_callback(_printer())
         trainer.train()
+
+
+def _scale(step: int, steps: int) -> float:
+    """Ten steps of warm-up, then down to zero in a straight line."""
+    return min(1.0, (step + 1) / 10) * max(0.0, 1 - step / steps)
 
 
 def _printer() -> Any:

@@ -6,6 +6,7 @@ code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ CHAT_TEMPLATE = """\
 {%- if message.role == 'assistant' %}
 {{- '<|im_start|>assistant\\n' + message.content }}
 {%- for call in message.tool_calls or [] %}
-{{- '<tool_call>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '</tool_call>' }}
+{{- '<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '\\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- else %}
@@ -35,32 +36,38 @@ CHAT_TEMPLATE = """\
 """Names no tools: a tiny model learns them by demonstration, and schemas would fill its context."""
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 320) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer that keeps digits and punctuation single and words whole where it can.
+_SCAFFOLD = r'\n?\{"name": "[a-z_]+", "arguments": \{(?:"[a-z_]+": "?)?|"?, "[a-z_]+": "?|"?\}\}\n?'
+_WORDS = r"[a-z]+(?:[_.][a-z]+)+| ?[A-Za-z]+| ?\d|\n?(?: {4})+| +|//|[<>=!]=|[^\sA-Za-z\d]|\s"
+
+
+def build_tokenizer(
+    texts: Iterable[str], vocab_size: int = 320, alphabet: Iterable[str] | None = None
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer that keeps words and the scaffold of a tool call whole, and digits single.
 
     Args:
         texts: what the tokens are learnt from, chat markers included.
-        vocab_size: special tokens and the 256 bytes included.
+        vocab_size: special tokens and alphabet included.
+        alphabet: characters that always have a token; default all 256 bytes. Fewer leave less to say by mistake, and
+            drop what is not among them.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    words = Regex(r" ?[A-Za-z_]+|\d| +|[^\sA-Za-z_\d]|\n")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pieces = pre_tokenizers.Split(Regex(f"{_SCAFFOLD}|{_WORDS}"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, as_bytes])
+    always = None if alphabet is None else [as_bytes.pre_tokenize_str(letter)[0][0] for letter in alphabet]
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if always is None else always,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    plain = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+    tokenizer.train_from_iterator((piece for text in texts for piece in plain.split(text) if piece), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -80,7 +87,10 @@ def build_model(
     context: int = 1024,
     seed: int = 0,
 ) -> Path:
-    """Write a randomly initialised Qwen2 model with its tokenizer as a Hugging Face folder and return the folder."""
+    """Write a randomly initialised Qwen2 model with its tokenizer as a Hugging Face folder and return the folder.
+
+    Weights start at a standard deviation of 0.06, not 0.02: at this width that halves the steps of a warm start.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
@@ -92,6 +102,7 @@ def build_model(
         num_key_value_heads=max(1, width // 32),
         max_position_embeddings=context,
         tie_word_embeddings=True,
+        initializer_range=0.06,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

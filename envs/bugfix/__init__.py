@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -9,18 +10,25 @@ from agentrl.env import ToolEnv
 from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
+from agentrl.verifiers.combine import unless_format_error
 from agentrl.verifiers.hidden_tests import hidden_tests
+
+FILE = "solution.py"
+_TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
 
 
 class BugFix(ToolEnv):
-    """Find the line that breaks its docstring, write it anew, submit.
+    """Find the line that breaks its docstring, mend it, submit.
+
+    An episode that ends in a call that cannot be read scores 0, whatever the file holds by then: otherwise breaking the
+    last call would cost nothing.
 
     Args:
         knobs: fields of `agentrl.envs.bugfix.generate.Knobs`: how hard the programs are.
     """
 
     id: ClassVar[str] = "bugfix-v0"
-    verifier = hidden_tests()
+    verifier = unless_format_error(hidden_tests())
     limits = Limits(turns=8, tool_calls=12, bad_calls=1, wall_s=60, tool_s=10)
     needs_sandbox = True
     endless = True
@@ -36,9 +44,11 @@ class BugFix(ToolEnv):
             yield made.to_task()
 
     def oracle_actions(self, task: Task) -> Iterable[Message]:
-        """Read the file, write the one line anew, submit."""
-        edit = {"line": task.oracle["line"], "text": task.oracle["text"]}
-        for name, arguments in (("read_file", {"path": "solution.py"}), ("edit_line", edit), ("submit", {})):
+        """Read the file, change what is wrong in the one line, submit."""
+        line = task.oracle["line"]
+        old, new = smallest_edit(task.files[FILE].splitlines()[line - 1], task.oracle["text"])
+        edit = {"line": line, "old": old, "new": new}
+        for name, arguments in (("read_file", {"path": FILE}), ("edit", edit), ("submit", {})):
             yield Message.assistant("", ToolCall(name, arguments))
 
     @tool
@@ -53,18 +63,21 @@ class BugFix(ToolEnv):
         return "\n".join(f"{number} {line}" for number, line in enumerate(lines, 1))
 
     @tool(effect="write")
-    async def edit_line(self, line: int, text: str) -> str:
-        """Replace one line of solution.py.
+    async def edit(self, line: int, old: str, new: str) -> str:
+        """Replace a piece of text in one line of solution.py.
 
         Args:
             line: its number, from 1.
-            text: the whole new line, with its indentation.
+            old: the text to replace; it must stand in the line exactly once.
+            new: what to put in its place.
         """
-        lines = (await self._read("solution.py")).splitlines()
+        lines = (await self._read(FILE)).splitlines()
         if not 1 <= line <= len(lines):
             raise ValueError(f"line must be from 1 to {len(lines)}")
-        lines[line - 1] = text
-        await self.sandbox.put({"solution.py": ("\n".join(lines) + "\n").encode()})
+        if lines[line - 1].count(old) != 1:
+            raise ValueError(f"old must stand in line {line} exactly once")
+        lines[line - 1] = lines[line - 1].replace(old, new)
+        await self.sandbox.put({FILE: ("\n".join(lines) + "\n").encode()})
         return "ok"
 
     @tool
@@ -88,3 +101,24 @@ class BugFix(ToolEnv):
         if path not in found:
             raise FileNotFoundError(path)
         return found[path].decode(errors="replace")
+
+
+def smallest_edit(broken: str, fixed: str) -> tuple[str, str]:
+    """The smallest pair (old, new) of whole tokens that turns one line into the other, `old` being unique in it."""
+    old, new = ([(match.start(), match.end()) for match in _TOKEN.finditer(line)] for line in (broken, fixed))
+    same = [broken[slice(*a)] == fixed[slice(*b)] for a, b in zip(old, new, strict=False)]
+    behind = [broken[slice(*a)] == fixed[slice(*b)] for a, b in zip(reversed(old), reversed(new), strict=False)]
+    start = same.index(False) if False in same else len(same)
+    tail = min(behind.index(False) if False in behind else len(behind), min(len(old), len(new)) - start)
+    stop_old, stop_new = len(old) - tail, len(new) - tail
+    while True:
+        if start < min(stop_old, stop_new):
+            before = broken[old[start][0] : old[stop_old - 1][1]]
+            if broken.count(before) == 1:
+                return before, fixed[new[start][0] : new[stop_new - 1][1]]
+        if start > 0:
+            start -= 1
+        elif stop_old < len(old):
+            stop_old, stop_new = stop_old + 1, stop_new + 1
+        else:
+            return broken, fixed
