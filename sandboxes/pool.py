@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,10 @@ from agentrl.sandboxes.base import Sandbox, SandboxBackend, SandboxLimits, Sandb
 
 _PER_CORE = 8  # most of an episode is the model thinking, while its sandbox sleeps
 _T = TypeVar("_T")
+
+
+GRADER_MB = 4096
+_GRADERS_PER_CORE = 2
 
 
 @dataclass
@@ -36,14 +40,14 @@ class _Slots:
 
 
 class Pool:
-    """At most `size` sandboxes per role of one backend; who comes later waits for one that is given back.
+    """At most `size` agent sandboxes of one backend, and two graders per core; who comes later waits for his turn.
 
     Each role has its own sandboxes and its own bound: agents that wait for their graders cannot lock each other out,
     and no grader ever runs where an agent was. A pool serves one event loop at a time.
 
     Attributes:
         backend: opens the sandboxes.
-        limits: of each sandbox.
+        limits: of each agent sandbox. Graders have at least `GRADER_MB` of memory per process: references may need it.
         counts: for logs and tests.
     """
 
@@ -67,7 +71,7 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """How many sandboxes of each role can be out at the same time."""
+        """How many agent sandboxes can be out at the same time."""
         return self._size
 
     @asynccontextmanager
@@ -111,7 +115,9 @@ class Pool:
             self._slots.clear()
             self._tasks.clear()
             await self._end_all()
-        return self._slots.setdefault(role, _Slots(role, asyncio.Semaphore(self._size)))
+        graders = min(self._size, _GRADERS_PER_CORE * len(os.sched_getaffinity(0)))
+        room = graders if role == "grader" else self._size
+        return self._slots.setdefault(role, _Slots(role, asyncio.Semaphore(room)))
 
     async def _obtain(self, slots: _Slots) -> Sandbox:
         while slots.idle:
@@ -126,7 +132,10 @@ class Pool:
                 return sandbox
         if self._closed:
             raise SandboxLost("the sandbox pool is closed")
-        sandbox = await self.backend.open(slots.role, self.limits)
+        limits = self.limits
+        if slots.role == "grader":
+            limits = replace(limits, memory_mb=max(GRADER_MB, limits.memory_mb))
+        sandbox = await self.backend.open(slots.role, limits)
         self._live.add(sandbox)
         self.counts.opened += 1
         return sandbox

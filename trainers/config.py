@@ -14,6 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentrl.errors import ConfigError
 
 
+class Schedule(BaseModel):
+    """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    warmup: int = Field(0, ge=0)
+    """Rounds until the peak."""
+    final: float = Field(1.0, ge=0, le=1)
+    """Share of the peak that is left at the last round; 1: no fall."""
+
+    def share(self, step: int, steps: int) -> float:
+        """Share of the peak in round `step` (from 0) of `steps`."""
+        return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
+
+
 class TrainConfig(BaseModel):
     """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
 
@@ -52,8 +67,8 @@ class TrainConfig(BaseModel):
     """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate of AdamW."""
-    warmup_steps: int = Field(0, ge=0)
-    """Rounds over which the learning rate rises from zero; afterwards it is constant."""
+    schedule: Schedule = Schedule()
+    """How the learning rate moves over the rounds: `{warmup = 4, final = 0.1}`."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps per round."""
     temperature: float = Field(1.0, gt=0)

@@ -55,12 +55,12 @@ class DemoPlan:
     width: int = 128
     layers: int = 2
     context: int = 512
-    sft_steps: int = 44
+    sft_steps: int = 35
     sft_batch: int = 32
-    rounds: int = 32
+    rounds: int = 44
     tasks_per_step: int = 24
     group_size: int = 8
-    learning_rate: float = 4e-4
+    learning_rate: float = 5e-4
     minibatches: int = 4
     held_out: int = 256
 
@@ -103,9 +103,9 @@ def run_demo(
             "eval_tasks": plan.held_out,
             "save_every": plan.rounds,
             "recipe": "grpo",
-            "loss": {"clip_high": 0.28},
+            "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005},
             "learning_rate": plan.learning_rate,
-            "warmup_steps": 4,
+            "schedule": {"warmup": 4, "final": 0.1},
             "minibatches": plan.minibatches,
         },
         "demo",

@@ -78,7 +78,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
     """
     config, loss = run.config, run.recipe.loss
     for group in run.optimizer.param_groups:
-        group["lr"] = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
+        group["lr"] = config.learning_rate * config.schedule.share(step, config.steps)
     history: list[dict[str, float]] = []
     run.model.train()
     for mini in batch.minibatches(config.minibatches, seed=run.seed_of("minibatches", step)):
@@ -86,7 +86,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
         parts = []
         for micro in rows.split(config.micro_tokens):
             scalar, metrics = loss(score(run, micro), micro)
-            scalar.backward()  # type: ignore[no-untyped-call]
+            scalar.backward()
             parts.append(metrics)
         if not parts:
             continue

@@ -49,7 +49,7 @@ class Run:
         ConfigError: the folder holds another run, or a part cannot be had; nothing already written is touched.
     """
 
-    max_grad_norm = 1.0
+    max_grad_norm = 0.5
 
     def __init__(
         self, config: TrainConfig, folder: Path, *, resume: bool = False, listen: Listener | None = None

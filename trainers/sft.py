@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
     """
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTTrainer
 
     pad = chat.tokenizer.pad_token_id
 
@@ -95,23 +94,7 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
     with tempfile.TemporaryDirectory(prefix="agentrl-sft-") as scratch:
         trainer = SFTTrainer(
             model=model,
-            args=SFTConfig(
-                output_dir=str(Path(scratch)),
-                max_steps=steps,
-                per_device_train_batch_size=batch_size,
-                seed=seed,
-                logging_steps=10,
-                save_strategy="no",
-                report_to=[],
-                disable_tqdm=True,
-                use_cpu=not torch.cuda.is_available(),
-                bf16=False,
-                gradient_checkpointing=False,
-                max_length=None,
-                packing=False,
-                remove_unused_columns=False,
-                dataset_kwargs={"skip_prepare_dataset": True},
-            ),
+            args=_arguments(scratch, steps, batch_size, seed),
             train_dataset=Dataset.from_list([{"input_ids": row.input_ids, "labels": row.labels} for row in rows]),
             data_collator=lambda batch: collate(batch, 0 if pad is None else int(pad)),
             processing_class=chat.tokenizer,
@@ -120,6 +103,29 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
         )
         trainer.remove_callback(_printer())
         trainer.train()
+
+
+def _arguments(scratch: str, steps: int, batch_size: int, seed: int) -> Any:
+    """TRL's settings: our rows as they are, nothing written, nothing printed."""
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=scratch,
+        max_steps=steps,
+        per_device_train_batch_size=batch_size,
+        seed=seed,
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=False,
+        gradient_checkpointing=False,
+        max_length=None,
+        packing=False,
+        remove_unused_columns=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
 
 
 def _scale(step: int, steps: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +25,21 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     folder = _folder(path)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
         raise ConfigError(f"model folder {folder} has no tokenizer: save one there with tokenizer.save_pretrained()")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     with _readable(folder, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # AutoTokenizer would give a generic tokenizer in a Qwen2 folder Qwen2's own way of cutting words, silently.
+        loader: Any = PreTrainedTokenizerFast if _is_generic(folder) else AutoTokenizer
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
     return tokenizer
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether tokenizer.json is the whole truth about the folder's tokenizer."""
+    config = folder / "tokenizer_config.json"
+    if not (config.is_file() and (folder / "tokenizer.json").is_file()):
+        return False
+    return json.loads(config.read_text()).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from agentrl.env import ToolEnv
 from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
-from agentrl.verifiers.combine import unless_format_error
+from agentrl.verifiers.combine import if_submitted, remembered
 from agentrl.verifiers.hidden_tests import hidden_tests
 
 FILE = "solution.py"
@@ -20,16 +20,15 @@ _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
 class BugFix(ToolEnv):
     """Find the line that breaks its docstring, mend it, submit.
 
-    An episode that ends in a call that cannot be read scores 0, whatever the file holds by then: otherwise breaking the
-    last call would cost nothing.
+    Only what was submitted is judged: otherwise breaking the last call would cost nothing, and training soon breaks it.
 
     Args:
         knobs: fields of `agentrl.envs.bugfix.generate.Knobs`: how hard the programs are.
     """
 
     id: ClassVar[str] = "bugfix-v0"
-    verifier = unless_format_error(hidden_tests())
-    limits = Limits(turns=8, tool_calls=12, bad_calls=1, wall_s=60, tool_s=10)
+    verifier = if_submitted(remembered(hidden_tests()))
+    limits = Limits(turns=8, tool_calls=12, bad_calls=1, turn_tokens=128, wall_s=60, tool_s=10)
     needs_sandbox = True
     endless = True
 
