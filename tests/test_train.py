@@ -89,7 +89,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path):
     whole = run(settings(model), tmp_path / "a" / "x")
     run(settings(model, steps=2), tmp_path / "b" / "x")
     assert run(settings(model), tmp_path / "b" / "x", resume=True) == whole
-    assert read_episodes(tmp_path / "a/x/episodes.jsonl").keys() == read_episodes(tmp_path / "b/x/episodes.jsonl").keys()
+    assert (
+        read_episodes(tmp_path / "a/x/episodes.jsonl").keys() == read_episodes(tmp_path / "b/x/episodes.jsonl").keys()
+    )
 
 
 def test_micro_batches_change_no_metric_but_rounding(model, tmp_path):
@@ -124,7 +126,9 @@ def kill_loop(model, folder, kills, env=TOY):
     assert whole.returncode == 0, whole.stderr
     landed = 0
     while True:
-        process = subprocess.Popen([*command, "--out", str(folder / "b/x")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*command, "--out", str(folder / "b/x")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         if landed < kills:
             metrics, before = folder / "b/x/metrics.jsonl", time.monotonic()
             size = metrics.stat().st_size if metrics.exists() else 0
@@ -213,9 +217,9 @@ class BrokenRecipe:
 
 def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
     always = f"{Path(__file__).parent / 'toy_envs.py'}:Hopeless"
-    with Run(settings(model, env=always, steps=9, eval_every=0), tmp_path / "a") as opened:
-        with pytest.raises(TrainingError, match="5 rounds in a row gave no signal: no task is ever solved"):
-            train(opened)
+    said = pytest.raises(TrainingError, match="5 rounds in a row gave no signal: no task is ever solved")
+    with Run(settings(model, env=always, steps=9, eval_every=0), tmp_path / "a") as opened, said:
+        train(opened)
     assert len(timeless(tmp_path / "a")) == 5
     assert callable(why_quiet)
 

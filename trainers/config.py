@@ -19,9 +19,9 @@ class Schedule(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    warmup: int = Field(0, ge=0)
+    warmup: int = Field(default=0, ge=0)
     """Rounds until the peak."""
-    final: float = Field(1.0, ge=0, le=1)
+    final: float = Field(default=1.0, ge=0, le=1)
     """Share of the peak that is left at the last round; 1: no fall."""
 
     def share(self, step: int, steps: int) -> float:

@@ -21,11 +21,11 @@ import torch
 
 from agentrl.chat import Chat
 from agentrl.display import console, episode_bar
-from agentrl.engines.loading import load_model, load_tokenizer
+from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.parsers import format_hermes
-from agentrl.policies import Scripted
+from agentrl.policies import Scripted, TokenPolicy
 from agentrl.records import read_episodes, write_json_atomic
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
@@ -55,13 +55,16 @@ class DemoPlan:
     width: int = 128
     layers: int = 2
     context: int = 512
-    sft_steps: int = 35
+    sft_steps: int = 34
+    sft_more: int = 5
+    sft_until: float = 0.28
     sft_batch: int = 32
-    rounds: int = 44
+    rounds: int = 60
     tasks_per_step: int = 24
     group_size: int = 8
     learning_rate: float = 5e-4
     minibatches: int = 4
+    practice: int = 128
     held_out: int = 256
 
 
@@ -86,7 +89,7 @@ def run_demo(
     console.print(f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads")
     episodes = _oracle_episodes(make, plan, seed, sandbox)
     clock.lap("demonstrations")
-    start = _warm_start(episodes, make(), plan, seed, folder)
+    start = _warm_start(episodes, make, plan, seed, folder, sandbox)
     clock.lap("warm_start")
     config = check_config(
         {
@@ -133,21 +136,41 @@ def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, san
     return [episode for group in groups for episode in group.episodes]
 
 
-def _warm_start(episodes: list[Episode], env: ToolEnv, plan: DemoPlan, seed: int, folder: Path) -> Path:
+def _warm_start(
+    episodes: list[Episode], make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, folder: Path, sandbox: str
+) -> Path:
     """Tokenizer, model and a short supervised fine-tuning; returns the model folder."""
     tokenizer = build_tokenizer(_texts(episodes), plan.vocab_size, string.printable)
     shape = {"width": plan.width, "layers": plan.layers, "context": plan.context}
     source = build_model(folder / "warm_start", tokenizer, seed=seed, **shape)
     model, chat = load_model(source), Chat(load_tokenizer(source))
-    rows = demonstrations(episodes, chat, env.tools)
+    rows = demonstrations(episodes, chat, make().tools)
     console.print(
         f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens; "
         f"warm start: {plan.sft_steps} steps of {plan.sft_batch} out of {len(rows)} demonstrations"
     )
-    size = {"steps": plan.sft_steps, "batch_size": plan.sft_batch}
-    sft(model, chat, rows, optimizer=MuonAdamW, seed=seed, on_step=_show_loss, **size)
+    for again in range(8):
+        steps = plan.sft_more if again else plan.sft_steps
+        size = {"steps": steps, "batch_size": plan.sft_batch}
+        sft(model, chat, rows, optimizer=MuonAdamW, seed=derive_seed(seed, again) % 2**31, on_step=_show_loss, **size)
+        reached = _practice(model, chat, make, plan, derive_seed(seed, "practice"), sandbox)
+        console.print(f"warm start: pass@1 {reached:.2f} on other training tasks; enough at {plan.sft_until}")
+        if reached >= plan.sft_until:
+            break
     model.save_pretrained(source)
     return source
+
+
+def _practice(model: Any, chat: Chat, make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str) -> float:
+    """pass@1 on training tasks that nothing was demonstrated of: tells when the warm start has done enough."""
+    tasks = list(itertools.islice(make().tasks("train", seed), plan.practice))
+    policy = TokenPolicy(transformers_engine(model, chat), chat)
+    rollouts = Rollouts(Setting(make, policy, open_pool(sandbox, size=32), "practice", seed), concurrency=32)
+    try:
+        groups = rollouts.gather(tasks, 0)
+    finally:
+        rollouts.close()
+    return sum(episode.passed is True for group in groups for episode in group.episodes) / len(tasks)
 
 
 def _texts(episodes: Iterable[Episode]) -> list[str]:

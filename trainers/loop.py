@@ -27,7 +27,7 @@ MAX_GAP = 0.1
 """Mean |log π_trainer - log π_sampler| (nats per token) from which on training is stopped."""
 
 MAX_QUIET_ROUNDS = 5
-"""Rounds without a single group with signal after which training is stopped."""
+"""Rounds without signal and without success after which training is stopped."""
 
 
 class TrainingError(AgentRLError):
@@ -60,7 +60,7 @@ def train(run: Run) -> None:
             "time/tokens_per_s": batch.n_tokens / (updated - started),
         }
         run.log(step + 1, metrics)
-        quiet = quiet + 1 if not any(group.has_signal for group in groups) else 0
+        quiet = quiet + 1 if is_hopeless(groups) else 0
         if quiet >= MAX_QUIET_ROUNDS:
             raise TrainingError(f"{quiet} rounds in a row gave no signal: {why_quiet(groups)}")
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
@@ -143,12 +143,14 @@ def _summarize(history: Sequence[dict[str, float]]) -> dict[str, float]:
     return metrics | {"policy/updates": float(len(history)), "parity/gap_mean": history[0]["logprob_gap"]}
 
 
+def is_hopeless(groups: Sequence[Group]) -> bool:
+    """Whether a round teaches nothing and solves nothing. (Where everything is solved, going on does no harm.)"""
+    solved = any(episode.passed for group in groups for episode in group.episodes)
+    return not solved and not any(group.has_signal for group in groups)
+
+
 def why_quiet(groups: Sequence[Group]) -> str:
-    """In words, why the groups of a round teach nothing."""
-    rewards = {reward for group in groups for reward in group.rewards_G}
-    if rewards == {None}:
+    """In words, why the groups of a hopeless round teach nothing."""
+    if all(reward is None for group in groups for reward in group.rewards_G):
         return "infrastructure failed every episode: see `failure` in episodes.jsonl"
-    solved = sum(episode.passed is True for group in groups for episode in group.episodes)
-    if solved:
-        return "every task is solved: choose harder ones"
     return "no task is ever solved: choose easier ones, or warm-start the model"

@@ -23,7 +23,8 @@ CHAT_TEMPLATE = """\
 {%- if message.role == 'assistant' %}
 {{- '<|im_start|>assistant\\n' + message.content }}
 {%- for call in message.tool_calls or [] %}
-{{- '<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '\\n</tool_call>' }}
+{%- set made = {'name': call.function.name, 'arguments': call.function.arguments} %}
+{{- '<tool_call>\\n' + made | tojson + '\\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- else %}

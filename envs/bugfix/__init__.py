@@ -33,9 +33,8 @@ class BugFix(ToolEnv):
     endless = True
 
     def __init__(self, **knobs: Any) -> None:
-        self.knobs = Knobs(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in knobs.items()}
-        )
+        chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in knobs.items()}
+        self.knobs = Knobs(**chosen)  # type: ignore[arg-type]
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """Endless programs; no program of one split, renamed or not, is in the other."""
