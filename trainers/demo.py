@@ -59,10 +59,10 @@ class DemoPlan:
     sft_more: int = 5
     sft_until: float = 0.28
     sft_batch: int = 32
-    rounds: int = 60
+    rounds: int = 72
     tasks_per_step: int = 24
     group_size: int = 8
-    learning_rate: float = 5e-4
+    learning_rate: float = 5.5e-4
     minibatches: int = 4
     practice: int = 128
     held_out: int = 256
