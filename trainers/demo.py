@@ -86,7 +86,9 @@ def run_demo(
     clock = _Clock()
     make = factory(plan.env, **dict(plan.knobs))
     threads = torch.get_num_threads()
-    console.print(f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads")
+    console.print(
+        f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads", soft_wrap=True
+    )
     episodes = _oracle_episodes(make, plan, seed, sandbox)
     clock.lap("demonstrations")
     start = _warm_start(episodes, make, plan, seed, folder, sandbox)
@@ -147,7 +149,8 @@ def _warm_start(
     rows = demonstrations(episodes, chat, make().tools)
     console.print(
         f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens; "
-        f"warm start: {plan.sft_steps} steps of {plan.sft_batch} out of {len(rows)} demonstrations"
+        f"warm start: {plan.sft_steps} steps of {plan.sft_batch} out of {len(rows)} demonstrations",
+        soft_wrap=True,
     )
     for again in range(8):
         steps = plan.sft_more if again else plan.sft_steps
@@ -184,7 +187,7 @@ def _as_text(message: Message) -> str:
 
 
 def _show_loss(step: int, loss: float) -> None:
-    console.print(f"warm start  step {step:>4}  loss {loss:.3f}", highlight=False)
+    console.print(f"warm start  step {step:>4}  loss {loss:.3f}", highlight=False, soft_wrap=True)
 
 
 class _Clock:

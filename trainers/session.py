@@ -59,7 +59,7 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
         elif kind == "phase":
             bar.restart(*what)
         elif kind == "metrics":
-            console.print(describe(what, config.steps), highlight=False)
+            console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
 
     return listen
 
