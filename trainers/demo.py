@@ -80,47 +80,59 @@ def run_demo(
         ConfigError: the folder holds an earlier run.
     """
     plan = plan or DemoPlan()
-    if (folder / "metrics.jsonl").exists():
-        raise ConfigError(f"run folder {folder} is in use: choose another with --out, or delete it")
-    torch.set_flush_denormal(True)
     clock = _Clock()
-    make = factory(plan.env, **dict(plan.knobs))
-    threads = torch.get_num_threads()
-    console.print(
-        f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads", soft_wrap=True
-    )
-    episodes = _oracle_episodes(make, plan, seed, sandbox)
-    clock.lap("demonstrations")
-    start = _warm_start(episodes, make, plan, seed, folder, sandbox)
-    clock.lap("warm_start")
-    config = check_config(
-        {
-            "env": plan.env,
-            "env_settings": {name: list(v) if isinstance(v, tuple) else v for name, v in plan.knobs},
-            "model": str(start),
-            "seed": seed,
-            "steps": plan.rounds,
-            "tasks_per_step": plan.tasks_per_step,
-            "group_size": plan.group_size,
-            "sandbox": sandbox,
-            "deterministic": True,
-            "eval_every": plan.rounds,
-            "eval_tasks": plan.held_out,
-            "save_every": plan.rounds,
-            "recipe": "grpo",
-            "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005},
-            "learning_rate": plan.learning_rate,
-            "schedule": {"warmup": 4, "final": 0.1},
-            "minibatches": plan.minibatches,
-        },
-        "demo",
-    )
+    config = prepare_demo(plan, seed, sandbox, folder, clock.lap)
     trained = train_with_display(config, folder)
     clock.lap("training")
     result = _summary(trained, folder, clock, config)
     write_json_atomic(folder / "demo.json", result)
     _say(result)
     return result
+
+
+def prepare_demo(
+    plan: DemoPlan, seed: int, sandbox: str, folder: Path, lap: Callable[[str], None] = lambda stage: None
+) -> TrainConfig:
+    """Everything before reinforcement learning: demonstrations, tokenizer, model, warm start.
+
+    Returns:
+        the settings of the training run, whose `model` is the warm start.
+
+    Raises:
+        ConfigError: the folder holds an earlier run.
+    """
+    if (folder / "metrics.jsonl").exists():
+        raise ConfigError(f"run folder {folder} is in use: choose another with --out, or delete it")
+    torch.set_flush_denormal(True)
+    make = factory(plan.env, **dict(plan.knobs))
+    threads = torch.get_num_threads()
+    console.print(
+        f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads", soft_wrap=True
+    )
+    episodes = _oracle_episodes(make, plan, seed, sandbox)
+    lap("demonstrations")
+    start = _warm_start(episodes, make, plan, seed, folder, sandbox)
+    lap("warm_start")
+    row = {
+        "env": plan.env,
+        "env_settings": {name: list(v) if isinstance(v, tuple) else v for name, v in plan.knobs},
+        "model": str(start),
+        "seed": seed,
+        "steps": plan.rounds,
+        "tasks_per_step": plan.tasks_per_step,
+        "group_size": plan.group_size,
+        "sandbox": sandbox,
+        "deterministic": True,
+        "eval_every": max(1, plan.rounds // 3),
+        "eval_tasks": plan.held_out,
+        "save_every": plan.rounds,
+        "recipe": "grpo",
+        "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005},
+        "learning_rate": plan.learning_rate,
+        "schedule": {"warmup": 4, "final": 0.1},
+        "minibatches": plan.minibatches,
+    }
+    return check_config(row, "demo")
 
 
 def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str) -> list[Episode]:
