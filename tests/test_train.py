@@ -71,7 +71,7 @@ def test_a_run_leaves_a_folder_that_tells_everything(model, tmp_path):
     assert all(row["parity/gap_mean"] < 1e-4 for row in rows[1:])
     assert any(row["policy/grad_norm"] > 0 for row in rows[1:])
     keys = list(read_episodes(tmp_path / "a" / "episodes.jsonl"))
-    assert len(keys) == 5 * 16 + 3 * 6
+    assert len(keys) == 5 * 16 + 4 * 6
     assert read_config(tmp_path / "a" / "config.toml") == config
     last = checkpoint.latest(tmp_path / "a")
     assert last is not None and last.step == 5

@@ -174,7 +174,9 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
 
 def _refuse_messages(episode: Episode) -> None:
     """Only policies that sample tokens can be trained."""
-    spoke = episode.counts.turns > 0 or any(message.role == "assistant" for message in episode.messages)
+    spoke = episode.counts.turns > 0 or any(
+        message.role == "assistant" and (message.content or message.tool_calls) for message in episode.messages
+    )
     if spoke and not episode.trajectories:
         raise UserError(
             f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks messages and left no "

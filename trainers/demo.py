@@ -23,7 +23,7 @@ from agentrl.chat import Chat
 from agentrl.display import console, episode_bar
 from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxLost
 from agentrl.parsers import format_hermes
 from agentrl.policies import Scripted, TokenPolicy
 from agentrl.records import read_episodes, write_json_atomic
@@ -185,7 +185,10 @@ def _practice(model: Any, chat: Chat, make: Callable[[], ToolEnv], plan: DemoPla
         groups = rollouts.gather(tasks, 0)
     finally:
         rollouts.close()
-    return sum(episode.passed is True for group in groups for episode in group.episodes) / len(tasks)
+    scored = [episode.passed for group in groups for episode in group.episodes if episode.passed is not None]
+    if not scored:
+        raise SandboxLost("infrastructure failed every practice episode: see `agentrl doctor`")
+    return sum(scored) / len(scored)
 
 
 def _texts(episodes: Iterable[Episode]) -> list[str]:

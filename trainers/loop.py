@@ -52,7 +52,8 @@ def train(run: Run) -> None:
         metrics = rollout_metrics(groups) | update(run, batch, step)
         updated = time.perf_counter()
         run.engine.load(run.model, step + 1)
-        metrics |= run.evaluate(step + 1) if config.eval_every and (step + 1) % config.eval_every == 0 else {}
+        due = config.eval_every and ((step + 1) % config.eval_every == 0 or step + 1 == config.steps)
+        metrics |= run.evaluate(step + 1) if due else {}
         metrics |= {
             "time/rollout_s": sampled - started,
             "time/update_s": updated - sampled,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -99,9 +99,6 @@ class Run:
         concurrency = config.tasks_per_step * config.group_size
         self._make = make
         self._parts = ExitStack()
-        self._episodes = self._parts.enter_context(EpisodeWriter(self.folder / "episodes.jsonl"))
-        self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
-        write_config(config, self.folder / "config.toml")
         setting = Setting(
             make=make,
             policy=TokenPolicy(self.engine, self.chat, sampling),
@@ -114,14 +111,22 @@ class Run:
             setting, group_size=config.group_size, concurrency=min(concurrency, 256), on_episode=self._record
         )
         self._parts.callback(self.rollouts.close)
+        # Last, so that a part that cannot be had leaves the folder as it was.
+        self._episodes = self._parts.enter_context(EpisodeWriter(self.folder / "episodes.jsonl"))
+        self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
+        write_config(config, self.folder / "config.toml")
 
     def tasks(self, step: int) -> list[Task]:
-        """The training tasks of a round; a split that ends is begun again in another order."""
-        count = self.config.tasks_per_step
-        if not hasattr(self, "_stream"):
-            self._stream = itertools.islice(self._endless(), self.start * count, None)
-        self.listen("phase", (f"round {step + 1}/{self.config.steps}", count * self.config.group_size))
-        return list(itertools.islice(self._stream, count))
+        """The training tasks of a round; a split that ends is begun again in another order.
+
+        Raises:
+            ConfigError: the split has fewer tasks than a round.
+        """
+        if not hasattr(self, "_rounds"):
+            self._rounds = itertools.islice(self._every_round(), self.start, None)
+        episodes = self.config.tasks_per_step * self.config.group_size
+        self.listen("phase", (f"round {step + 1}/{self.config.steps}", episodes))
+        return next(self._rounds)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """pass@1 on the first held-out tasks, one sample each, and its interval."""
@@ -171,11 +176,16 @@ class Run:
         self._episodes.write(episode)
         self.listen("episode", episode)
 
-    def _endless(self) -> Any:
+    def _every_round(self) -> Iterator[list[Task]]:
+        """Rounds without end. No task is twice in one: what is left of a finished split is not played."""
+        count = self.config.tasks_per_step
         for epoch in itertools.count():
-            empty = True
-            for task in self._make().tasks("train", derive_seed(self.config.seed, "train", epoch)):
-                empty = False
-                yield task
-            if empty:
-                raise ConfigError(f"{self.config.env} has no tasks in split 'train'")
+            stream = iter(self._make().tasks("train", self.seed_of("train", epoch)))
+            chosen = list(itertools.islice(stream, count))
+            if len(chosen) < count:
+                raise ConfigError(
+                    f"{self.config.env} has {len(chosen)} tasks in split 'train', fewer than tasks_per_step={count}"
+                )
+            while len(chosen) == count:
+                yield chosen
+                chosen = list(itertools.islice(stream, count))

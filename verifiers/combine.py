@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from agentrl.types import EndReason, Score
 from agentrl.verifiers.base import Submission, Verifier
@@ -21,34 +23,30 @@ def if_submitted(verifier: Verifier) -> Verifier:
     return verify
 
 
-def remembered(verifier: Verifier, size: int = 4096) -> Verifier:
+def remembered(
+    verifier: Verifier, *, unless: Callable[[Score], bool] = lambda score: False, size: int = 4096
+) -> Verifier:
     """The given verifier, asked once for equal artifacts of an equal task.
 
-    Only for verdicts that depend on the artifacts alone: no random cases, no timing, nothing said. A group of episodes
-    often leaves the same file several times. Failures are not remembered. Requests for a verdict that is being reached
-    wait for it.
+    Only for verdicts that depend on the artifacts alone: no random cases, nothing said. A group of episodes often
+    leaves the same file several times. Failures are not remembered, nor what `unless` picks out, such as verdicts of a clock.
+    Who asks for a verdict that is being reached waits for it.
     """
-    known: OrderedDict[str, asyncio.Future[Score]] = OrderedDict()
+    known: OrderedDict[str, Score] = OrderedDict()
+    locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 
     async def verify(submission: Submission, /) -> Score:
-        loop, key = asyncio.get_running_loop(), _content(submission)
-        if key in known and known[key].get_loop() is loop:
-            known.move_to_end(key)
-            score = await asyncio.shield(known[key])
-            if score.value is not None:
-                return score
-        known[key] = loop.create_future()
-        try:
+        content = _content(submission)
+        lock = locks.setdefault((id(asyncio.get_running_loop()), content), asyncio.Lock())
+        async with lock:
+            if content in known:
+                return known[content]
             score = await verifier(submission)
-        except BaseException:
-            known.pop(key).set_result(Score.failed("the grading that was waited for failed"))
-            raise
-        known[key].set_result(score)
-        if score.value is None:
-            known.pop(key)
-        while len(known) > size:
-            known.popitem(last=False)
-        return score
+            if score.value is not None and not unless(score):
+                known[content] = score
+            while len(known) > size:
+                known.popitem(last=False)
+            return score
 
     return verify
 

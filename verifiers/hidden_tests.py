@@ -61,6 +61,11 @@ class Evidence:
     survived: bool = False
 
 
+def met_a_limit(score: Score) -> bool:
+    """Whether a clock or the memory decided, so that the same files might be judged otherwise another time."""
+    return any(_FACTS[fact] in score.why for fact in ("time_limit", "memory", "silenced"))
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Seconds for one call of the candidate and for everything, and the interpreter of the grader sandbox."""

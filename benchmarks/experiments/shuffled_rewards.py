@@ -39,8 +39,8 @@ def gain(seed: int) -> tuple[float, float]:
                 train(run)
             except TrainingError as stopped:
                 print(f"seed {seed}: {stopped}", file=sys.stderr)
-            held_out = [row["eval/pass_at_1"] for row in run.history() if "eval/pass_at_1" in row]
-    return held_out[0], held_out[-1]
+            before = next(row["eval/pass_at_1"] for row in run.history() if "eval/pass_at_1" in row)
+            return before, run.evaluate(config.steps + 1)["eval/pass_at_1"]
 
 
 if __name__ == "__main__":

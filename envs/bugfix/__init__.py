@@ -11,7 +11,7 @@ from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers.combine import if_submitted, remembered
-from agentrl.verifiers.hidden_tests import hidden_tests
+from agentrl.verifiers.hidden_tests import hidden_tests, met_a_limit
 
 FILE = "solution.py"
 _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
@@ -27,7 +27,7 @@ class BugFix(ToolEnv):
     """
 
     id: ClassVar[str] = "bugfix-v0"
-    verifier = if_submitted(remembered(hidden_tests()))
+    verifier = if_submitted(remembered(hidden_tests(), unless=met_a_limit))
     limits = Limits(turns=8, tool_calls=12, bad_calls=1, turn_tokens=128, wall_s=60, tool_s=10)
     needs_sandbox = True
     endless = True
