@@ -29,8 +29,8 @@ def remembered(
     """The given verifier, asked once for equal artifacts of an equal task.
 
     Only for verdicts that depend on the artifacts alone: no random cases, nothing said. A group of episodes often
-    leaves the same file several times. Failures are not remembered, nor what `unless` picks out, such as verdicts of a clock.
-    Who asks for a verdict that is being reached waits for it.
+    leaves the same file several times. Failures are not remembered, nor what `unless` picks out, such as verdicts of
+    a clock. Who asks for a verdict that is being reached waits for it.
     """
     known: OrderedDict[str, Score] = OrderedDict()
     locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
