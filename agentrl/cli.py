@@ -237,6 +237,8 @@ def train(
 ) -> None:
     """Train a policy online, on the groups it plays."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # a number of threads that follows the load changes the last bits
+    os.environ.setdefault("OMP_DYNAMIC", "FALSE")
     with _training_parts():
         from agentrl.trainers.session import run_training
 
@@ -273,6 +275,8 @@ def demo(
 ) -> None:
     """Train a tiny agent to repair programs, from nothing to a report, in minutes on this machine."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # a number of threads that follows the load changes the last bits
+    os.environ.setdefault("OMP_DYNAMIC", "FALSE")
     with _training_parts():
         from agentrl.trainers.demo import run_demo
 
