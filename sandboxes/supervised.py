@@ -33,6 +33,7 @@ class Place:
         env: environment of every command.
         rlimits: names of `resource.RLIMIT_*` in lower case, without the prefix.
         demands: what must be in force, of "traceless", "adopts", "limited".
+        uid: that of commands and of their files, where the supervisor is root; None for the supervisor's own.
     """
 
     area: str
@@ -41,6 +42,7 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
     rlimits: Mapping[str, int] = field(default_factory=dict)
     demands: frozenset[str] = frozenset()
+    uid: int | None = None
 
 
 def rlimits(limits: SandboxLimits) -> dict[str, int]:
@@ -84,7 +86,8 @@ class SupervisedSandbox:
 
     async def _greet(self, place: Place) -> None:
         limits = ",".join(f"{name}={value}" for name, value in place.rlimits.items())
-        settings = [place.area, str(int(place.private)), ":".join(place.others), limits, *_settings(place.env)]
+        uid = "" if place.uid is None else str(place.uid)
+        settings = [place.area, str(int(place.private)), ":".join(place.others), limits, uid, *_settings(place.env)]
         try:
             answer = await self._call("hello", *(os.fsencode(text) for text in settings), timeout_s=OPEN_S)
         except OSError as error:

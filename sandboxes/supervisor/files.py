@@ -251,8 +251,8 @@ def hash_file(directory: int, name: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-def scrub(directory: int) -> None:
+def scrub(directory: int, mode: int) -> None:
     """Take off what an owner can hang on a directory that stays: mode and extended attributes."""
-    os.fchmod(directory, 0o755)
+    os.fchmod(directory, mode)
     for name in os.listxattr(directory):
         os.removexattr(directory, name)

@@ -8,6 +8,7 @@ import signal
 import time
 
 from agentrl.sandboxes.supervisor.frames import Fatal
+from agentrl.sandboxes.supervisor.rights import Rights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.is_init = os.getpid() == 1
+        self.rights = Rights()
         self.wakeup, write = os.pipe()
         self._leader = 0
         self.status: int | None = None
@@ -42,20 +44,9 @@ class Processes:
         Raises:
             OSError: it cannot be started.
         """
-        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
         self.status = None
-        error: OSError = FileNotFoundError(2, "not found in PATH")
-        folders = [b""] if b"/" in argv[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
-        for folder in folders:
-            program = os.path.join(folder, argv[0])
-            if len(folders) > 1 and not os.access(program, os.X_OK):
-                continue
-            try:
-                self._leader = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=RESTORED)
-                return
-            except OSError as cause:
-                error = cause
-        raise error
+        with self.rights:
+            self._leader = _spawn(argv, env, stdio)
 
     def reap(self) -> None:
         """Collect whatever has ended."""
@@ -131,6 +122,21 @@ class Processes:
             return pid in spared and spared[pid] == table[pid][1]
 
         return {pid: row[1] for pid, row in table.items() if not _below(pid, table, keeps)}
+
+
+def _spawn(argv: list[bytes], env: dict[bytes, bytes], stdio: tuple[int, int, int]) -> int:
+    actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
+    error: OSError = FileNotFoundError(2, "not found in PATH")
+    folders = [b""] if b"/" in argv[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+    for folder in folders:
+        program = os.path.join(folder, argv[0])
+        if len(folders) > 1 and not os.access(program, os.X_OK):
+            continue
+        try:
+            return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=RESTORED)
+        except OSError as cause:
+            error = cause
+    raise error
 
 
 def _kill_namespace() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
 import sys
 import time
 
@@ -12,6 +13,7 @@ from agentrl.sandboxes.supervisor import files
 from agentrl.sandboxes.supervisor.command import Command
 from agentrl.sandboxes.supervisor.frames import PROTOCOL, Decoder, Fatal, FrameError, encode
 from agentrl.sandboxes.supervisor.processes import CHUNK, Processes
+from agentrl.sandboxes.supervisor.rights import Rights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +35,11 @@ class Supervisor:
         self._read = read
         self._write = write
         self._decoder = Decoder()
+        self._rights = Rights()
         self._processes = Processes()
         self._area = self._work = -1
         self._root = b""
-        self._wiped: list[int] = []
+        self._wiped: dict[int, int] = {}  # directory -> its mode
         self._private = False
         self._env: dict[bytes, bytes] = {}
         self._baseline: list[bytes] = []
@@ -46,7 +49,7 @@ class Supervisor:
             b"exec": self._exec,
             b"put": self._put,
             b"get": self._get,
-            b"manifest": lambda _: files.manifest(self._work),
+            b"manifest": self._manifest,
             b"kill": self._kill,
             b"reset": self._reset,
         }
@@ -98,20 +101,23 @@ class Supervisor:
             view = view[os.write(self._write, view) :]
 
     def _hello(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: area, private (1: the namespaces are ours alone), other directories to wipe by `:`, limits, env…
+        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`, limits, uid, env…
 
-        Limits are `name=value` by `,` with the names of `resource` in lower case. Answers protocol, whether this
-        program cannot be traced, whether orphans come to it, whether the limits hold.
+        Limits are `name=value` by `,` with the names of `resource` in lower case; the uid is that of commands, empty
+        for this program's own. Answers protocol, whether this program cannot be traced, whether orphans come to it,
+        whether the limits hold.
         """
-        area, private, others, limits, *env = arguments
+        area, private, others, limits, uid, *env = arguments
+        self._rights = self._processes.rights = Rights(int(uid) if uid else None)
         self._private = private == b"1"
         self._env = _pairs(env)
         self._root = area
         self._area = os.open(area, files.DIRECTORY)
-        self._wiped = [self._area, *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path)]
+        directories = [self._area, *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path)]
+        self._wiped = {directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories}
         if self._private:
             _prefer_as_victim()
-        traceless = _prctl(PR_SET_DUMPABLE, 0)
+        traceless = _prctl(PR_SET_DUMPABLE, 0) or self._rights.uid is not None
         adopts = self._processes.is_init or _prctl(PR_SET_CHILD_SUBREAPER, 1)
         limited = _limit(limits)
         self._furnish()
@@ -140,19 +146,25 @@ class Supervisor:
         return [*(b"%d" % number for number in numbers), stdout.value(), stderr.value()]
 
     def _put(self, arguments: list[bytes]) -> list[bytes]:
-        for path, data in zip(arguments[::2], arguments[1::2], strict=True):
-            files.put_file(self._work, path, data)
+        with self._rights:
+            for path, data in zip(arguments[::2], arguments[1::2], strict=True):
+                files.put_file(self._work, path, data)
         return []
 
     def _get(self, arguments: list[bytes]) -> list[bytes]:
         """Arguments: size cap, paths…. Answers index and bytes of each path that can be had."""
         cap, *paths = arguments
         found: list[bytes] = []
-        for index, path in enumerate(paths):
-            data = files.get_file(self._work, path, int(cap))
-            if data is not None:
-                found += [b"%d" % index, data]
+        with self._rights:
+            for index, path in enumerate(paths):
+                data = files.get_file(self._work, path, int(cap))
+                if data is not None:
+                    found += [b"%d" % index, data]
         return found
+
+    def _manifest(self, _: list[bytes]) -> list[bytes]:
+        with self._rights:
+            return files.manifest(self._work)
 
     def _kill(self, _: list[bytes]) -> list[bytes]:
         self._processes.kill({})
@@ -166,9 +178,8 @@ class Supervisor:
         """
         self._processes.kill({})
         try:
-            for directory in self._wiped:
-                files.scrub(directory)
-                files.wipe(directory)
+            for directory, mode in self._wiped.items():
+                self._empty(directory, mode)
             os.close(self._work)
             self._furnish()
         except OSError as error:
@@ -183,10 +194,22 @@ class Supervisor:
             time.sleep(0.01)
         return []
 
+    def _empty(self, directory: int, mode: int) -> None:
+        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what an agent made."""
+        self._rights.give(directory)
+        with self._rights:
+            files.scrub(directory, 0o700)
+            files.wipe(directory)
+        self._rights.take(directory)
+        os.fchmod(directory, mode)
+
     def _furnish(self) -> None:
         """Make the work area afresh: a new inode each time, so that no mode or attribute of the old one remains."""
         for name in ("work", "tmp"):
             os.mkdir(name, 0o755, dir_fd=self._area)
+            directory = os.open(name, files.DIRECTORY, dir_fd=self._area)
+            self._rights.give(directory)
+            os.close(directory)
         self._work = os.open("work", files.DIRECTORY, dir_fd=self._area)
         os.fchdir(self._work)
 
