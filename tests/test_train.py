@@ -114,7 +114,7 @@ def test_a_kl_term_holds_a_reference(model, tmp_path, kl):
 
 
 def kill_loop(model, folder, kills, env=TOY):
-    """Train in a process that is killed at random moments, resume it until it ends, return its metrics."""
+    """Kill training processes at random moments until so many kills have landed; each run, resumed, equals a whole one."""
     toml = folder / "config.toml"
     toml.write_text(
         f'env = "{env}"\nmodel = "{model}"\nsteps = 8\ntasks_per_step = 4\ngroup_size = 4\nlearning_rate = 1e-3\n'
@@ -124,14 +124,21 @@ def kill_loop(model, folder, kills, env=TOY):
     command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--resume"]
     whole = subprocess.run([*command, "--out", str(folder / "a/x")], capture_output=True, text=True, timeout=200)
     assert whole.returncode == 0, whole.stderr
+    while kills > 0:
+        run = folder / f"killed-{kills}" / "x"
+        landed = killed_and_resumed([*command, "--out", str(run)], run / "metrics.jsonl", kills, chance)
+        assert timeless(run) == timeless(folder / "a/x")
+        assert read_episodes(run / "episodes.jsonl").keys() == read_episodes(folder / "a/x/episodes.jsonl").keys()
+        kills -= landed
+
+
+def killed_and_resumed(command, metrics, kills, chance):
+    """Start a run again and again until it ends, killing it at most `kills` times; returns how many kills landed."""
     landed = 0
     while True:
-        process = subprocess.Popen(
-            [*command, "--out", str(folder / "b/x")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if landed < kills:
-            metrics, before = folder / "b/x/metrics.jsonl", time.monotonic()
-            size = metrics.stat().st_size if metrics.exists() else 0
+            before, size = time.monotonic(), metrics.stat().st_size if metrics.exists() else 0
             # Wait until it trains again, then let it live for a random moment: most kills hit a round, not the start.
             while process.poll() is None and time.monotonic() - before < 60:
                 if metrics.exists() and metrics.stat().st_size > size:
@@ -141,12 +148,9 @@ def kill_loop(model, folder, kills, env=TOY):
             process.send_signal(signal.SIGKILL)
         _, errors = process.communicate(timeout=200)
         if process.returncode == 0:
-            break
+            return landed
         assert process.returncode == -signal.SIGKILL, errors.decode()
         landed += 1
-    assert landed == kills
-    assert timeless(folder / "b/x") == timeless(folder / "a/x")
-    assert read_episodes(folder / "a/x/episodes.jsonl").keys() == read_episodes(folder / "b/x/episodes.jsonl").keys()
 
 
 def test_killed_twice_and_resumed(model, tmp_path):
