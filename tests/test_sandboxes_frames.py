@@ -14,7 +14,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.client import Wire
 from agentrl.sandboxes.supervised import Place, SupervisedSandbox
-from agentrl.sandboxes.supervisor.command import Clipped
+from agentrl.sandboxes.supervisor.pipes import Clipped
 from agentrl.sandboxes.supervisor.frames import HEADER, MAX_FIELDS, MAX_FRAME, Decoder, FrameError, encode
 
 FIELDS = st.lists(st.binary(max_size=40), max_size=8)

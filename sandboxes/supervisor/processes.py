@@ -27,8 +27,8 @@ class Processes:
         self.is_init = os.getpid() == 1
         self.rights = Rights()
         self.wakeup, write = os.pipe()
-        self._leader = 0
-        self.status: int | None = None
+        self._watched: set[int] = set()
+        self._ended: dict[int, int] = {}
         for fd in (self.wakeup, write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -36,17 +36,22 @@ class Processes:
         # Without a handler of its own, no signal from inside can reach process 1.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def spawn(self, argv: list[bytes], env: dict[bytes, bytes], stdio: tuple[int, int, int]) -> None:
-        """Start a command as the leader of a new session, in the current directory.
+    def spawn(self, argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, int]) -> int:
+        """Start a program as the leader of a new session, in the current directory; returns its pid, for `ended`.
 
-        When it has ended, `status` is its exit code, negative for a signal; one command at a time.
+        `descriptors` says which of ours it gets as which of its own.
 
         Raises:
             OSError: it cannot be started.
         """
-        self.status = None
         with self.rights:
-            self._leader = _spawn(argv, env, stdio)
+            pid = _spawn(argv, env, descriptors)
+        self._watched.add(pid)
+        return pid
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of a program that `spawn` started, negative for a signal; None while it runs. Told once."""
+        return self._ended.pop(pid, None)
 
     def reap(self) -> None:
         """Collect whatever has ended."""
@@ -61,9 +66,9 @@ class Processes:
                 return
             if pid == 0:
                 return
-            if pid == self._leader:
-                self._leader = 0
-                self.status = os.waitstatus_to_exitcode(status)
+            if pid in self._watched:
+                self._watched.discard(pid)
+                self._ended[pid] = os.waitstatus_to_exitcode(status)
 
     def has_none(self) -> bool:
         """Whether nothing lives below this process: one system call, and a proof, as orphans come to it."""
@@ -74,9 +79,15 @@ class Processes:
             return True
         return False
 
-    def background(self) -> Background:
-        """Every process below this one: what a command that starts now has not started."""
-        return {} if self.has_none() else {pid: start for pid, (_, start) in self._census().items()}
+    def background(self, besides: int = 0) -> Background:
+        """Every process below this one: what a command that starts now has not started.
+
+        One process can be left out, with all that descends from it.
+        """
+        if self.has_none():
+            return {}
+        table = self._census()
+        return {pid: start for pid, (_, start) in table.items() if not besides or not _below(pid, table, besides.__eq__)}
 
     def kill(self, spared: Background) -> None:
         """End every process below this one but the spared ones and what descends from those.
@@ -124,8 +135,8 @@ class Processes:
         return {pid: row[1] for pid, row in table.items() if not _below(pid, table, keeps)}
 
 
-def _spawn(argv: list[bytes], env: dict[bytes, bytes], stdio: tuple[int, int, int]) -> int:
-    actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
+def _spawn(argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, int]) -> int:
+    actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in descriptors.items()]
     error: OSError = FileNotFoundError(2, "not found in PATH")
     folders = [b""] if b"/" in argv[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
     for folder in folders:
