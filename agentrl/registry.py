@@ -6,12 +6,15 @@ A package offers environments in its pyproject.toml: `[project.entry-points."age
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.env import ToolEnv
@@ -60,7 +63,7 @@ def environment(env_id: str) -> type[ToolEnv]:
     """
     if env_id in _registered:
         return _registered[env_id]
-    if ".py:" in env_id:
+    if ".py:" in env_id or env_id.endswith(".py"):
         return _from_file(env_id)
     targets = {point.name: point.value for point in entry_points(group=GROUP)} | _SHIPPED
     if env_id not in targets:
@@ -84,11 +87,24 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
     Raises:
         ConfigError: unknown environment, or a setting that it does not take.
     """
-    make = functools.partial(environment(env_id), **settings)
+    cls = environment(env_id)
+    taken = inspect.signature(cls)
+    words = ", ".join(str(setting.replace(annotation=setting.empty)) for setting in taken.parameters.values())
+    offer = f"its settings are {words}" if words else "it has no settings"
+    try:
+        taken.bind(**settings)
+    except TypeError as error:
+        unknown = ", ".join(repr(name) for name in settings if name not in taken.parameters)
+        problem = f"does not take setting {unknown}" if unknown else f"cannot be built ({error})"
+        raise ConfigError(f"environment {env_id!r} {problem}: {offer}") from error
+    make = functools.partial(cls, **settings)
     try:
         make()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"environment {env_id!r} does not take these settings: {error}") from error
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        # A TypeError about given values says nothing that a user could act on; about none it is the author's.
+        why = f"with {given}" if given and isinstance(error, TypeError) else f"({error})"
+        raise ConfigError(f"environment {env_id!r} cannot be built {why}: {offer}") from error
     return make
 
 
@@ -145,12 +161,14 @@ def register_gymnasium() -> None:
 
 def _from_file(target: str) -> type[ToolEnv]:
     import importlib.util
-    from pathlib import Path
 
-    file, _, name = target.rpartition(":")
+    file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "")
     path = Path(file)
     if not path.is_file():
         raise ConfigError(f"environment file {file!r} does not exist: give path/to/file.py:ClassName")
+    if not name:
+        choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or f"{file}:ClassName"
+        raise ConfigError(f"environment {target!r} names no class: give {choices}")
     spec = importlib.util.spec_from_file_location(f"agentrl_user_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -163,5 +181,19 @@ def _from_file(target: str) -> type[ToolEnv]:
         raise ConfigError(f"environment file {file} cannot be loaded: {type(error).__name__}: {error}") from error
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, ToolEnv)):
-        raise ConfigError(f"{file} has no ToolEnv named {name!r}: check the part after the colon")
+        choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or "one that derives from ToolEnv"
+        raise ConfigError(f"{file} has no ToolEnv named {name!r}: give {choices}")
     return cls
+
+
+def _classes_in(path: Path) -> list[str]:
+    """Top-level classes of a file that derive from ToolEnv, read off its text: nothing is run to word an error."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    known = {"ToolEnv"}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).rpartition(".")[2] in known for base in node.bases):
+            known.add(node.name)
+    return sorted(known - {"ToolEnv"})

@@ -100,5 +100,50 @@ def test_settings_are_tried_once():
     ):
         with pytest.raises(ConfigError, match=match):
             registry.factory("calc-v0", **settings)
-    with pytest.raises(ConfigError, match="does not take"):
+    with pytest.raises(ConfigError, match="does not take setting 'knob': its settings are functions, "):
         registry.factory("bugfix-v0", knob=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"foo": 1, "size": 2}, "environment 'mine-v0' does not take setting 'foo': its settings are size, colour="),
+        ({}, r"environment 'mine-v0' cannot be built \(missing a required argument: 'size'\): its settings are size, "),
+        ({"size": "x"}, "environment 'mine-v0' cannot be built with size='x': its settings are size, colour='red'"),
+        ({"size": 0}, r"environment 'mine-v0' cannot be built \(size 0 is too small\): its settings are size"),
+    ],
+)
+def test_wrong_settings_are_answered_with_those_that_there_are(settings, message):
+    class Mine(Echo):
+        id = "mine-v0"
+
+        def __init__(self, size: int, colour: str = "red") -> None:
+            if size < 1:
+                raise ValueError(f"size {size} is too small")
+
+    registry.register(Mine)
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        registry.factory("mine-v0", **settings)
+    assert "__init__" not in str(caught.value) and "unexpected keyword" not in str(caught.value)
+    registry.register(type("Plain", (Echo,), {"id": "plain-v0"}))
+    with pytest.raises(ConfigError, match="setting 'foo': it has no settings"):
+        registry.factory("plain-v0", foo=1)
+
+
+@pytest.mark.parametrize("ending", ["", ":", ":Nobody"])
+def test_a_file_without_a_class_is_answered_with_its_classes(tmp_path, ending):
+    file = tmp_path / "mine.py"
+    head = "import agentrl\nfrom agentrl import ToolEnv\n\nclass Base(ToolEnv): pass\nclass Child(Base): pass\n"
+    file.write_text(head + "class Other: pass\nclass Dotted(agentrl.ToolEnv): pass\n")
+    with pytest.raises(ConfigError, match=f"give {file}:Base or {file}:Child or {file}:Dotted$"):
+        registry.environment(f"{file}{ending}")
+
+
+def test_naming_the_classes_of_a_file_runs_nothing(tmp_path):
+    file = tmp_path / "mine.py"
+    for text in ("raise SystemExit\n", "x = (", "\0", "class Other: pass"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"names no class: give {file}:ClassName$"):
+            registry.environment(str(file))
+    with pytest.raises(ConfigError, match="does not exist"):
+        registry.environment(str(tmp_path / "none.py"))

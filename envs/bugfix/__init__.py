@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from agentrl.env import ToolEnv
 from agentrl.envs.bugfix.generate import Knobs, generate
+from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers.combine import if_submitted, remembered
@@ -33,6 +35,10 @@ class BugFix(ToolEnv):
     endless = True
 
     def __init__(self, **knobs: Any) -> None:
+        known = [field.name for field in fields(Knobs)]
+        unknown = [name for name in knobs if name not in known]
+        if unknown:
+            raise ConfigError(f"bugfix-v0 does not take setting {unknown[0]!r}: its settings are {', '.join(known)}")
         chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in knobs.items()}
         self.knobs = Knobs(**chosen)  # type: ignore[arg-type]
 

@@ -61,6 +61,9 @@ class Knobs:
     max_constant: int = 9
 
     def __post_init__(self) -> None:
+        for name in ("functions", "statements", "operators", "names", "function_names", "max_constant"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number")
         limits = {"functions": (1, 6), "statements": (1, 6), "operators": (1, 4), "max_constant": (4, 99)}
         limits["names"] = (PARAMETERS + self.statements - 1, len(VARIABLE_NAMES))
         limits["function_names"] = (self.functions, len(FUNCTION_NAMES))
@@ -69,7 +72,7 @@ class Knobs:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; choose {low} to {high}")
         for name, known in (("kinds", KINDS), ("symbols", SYMBOLS)):
             chosen = getattr(self, name)
-            if not chosen or not set(chosen) <= set(known):
+            if not isinstance(chosen, tuple) or not chosen or not all(item in known for item in chosen):
                 raise ConfigError(f"{name}={chosen} must be a non-empty selection of {known}")
 
 
