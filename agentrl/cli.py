@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from agentrl import __version__
 from agentrl.errors import AgentRLError, ConfigError, UserError
 
 app = typer.Typer(
@@ -38,7 +40,7 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
     except _CommandLineError as error:
-        _fail(error.format_message(), 2)
+        _fail(_worded(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
     except UserError as error:
@@ -57,6 +59,36 @@ def main() -> None:
 def _fail(sentence: str, code: int) -> NoReturn:
     print(f"agentrl: {' '.join(sentence.split())}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def _worded(error: Any) -> str:
+    """A command-line error with option, value and fix; what the value's validator says is not for people."""
+    problems: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not isinstance(error, typer.BadParameter) or not problems or error.param is None:
+        return str(error.format_message())
+    option, problem = error.param.opts[0], problems[0]
+    fixes = {
+        "int_parsing": f"must be a whole number, as in {option} 8",
+        "float_parsing": f"must be a number, as in {option} 0.7",
+        "greater_than_equal": f"must be at least {problem.get('ctx', {}).get('ge')}",
+    }
+    fix = fixes.get(problem["type"])
+    return f"{option} {problem['input']!r} {fix}" if fix else str(error.format_message())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
 
 
 def _print_json(result: Any) -> None:
@@ -120,14 +152,14 @@ def new(
     as_json: Json = False,
 ) -> None:
     """Write a new environment file with its test."""
-    from agentrl.scaffold import write_environment
+    from agentrl.scaffold import try_it, write_environment
 
     files = write_environment(name, folder)
     if as_json:
         _print_json({"files": [str(path) for path in files]})
         return
     print("\n".join(f"wrote {path}" for path in files))
-    print(f"try it: pytest {files[1]}")
+    print("\n".join(f"try it: {command}" for command in try_it(*files)))
 
 
 @app.command()
@@ -139,10 +171,9 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check the environment contract, rule by rule, in words."""
-    from agentrl.evaluation.contract import check_environment
-    from agentrl.registry import factory
+    from agentrl.evaluation.contract import check_named
 
-    findings = check_environment(factory(env, **_settings(set_)), n_tasks=tasks, sandbox=sandbox)
+    findings = check_named(env, _settings(set_), n_tasks=tasks, sandbox=sandbox)
     broken = [finding for finding in findings if finding.problem]
     rules = [{"rule": found.rule, "ok": not found.problem, "problem": found.problem} for found in findings]
     if as_json:
@@ -159,7 +190,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     policy: Annotated[str, typer.Option(help="oracle, noop or hf:PATH.")] = "oracle",
     tasks: Annotated[Path | None, typer.Option(help="Task file, for environments that take one.")] = None,
     split: Annotated[str, typer.Option(help="Split of the environment.")] = "test",
-    limit: Annotated[int, typer.Option(help="At most so many tasks; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(help="At most so many tasks; 0: all, where the split ends.")] = 0,
     samples: Annotated[int, typer.Option(help="Episodes per task.")] = 1,
     k: Annotated[str, typer.Option(help="Comma-separated values of k for pass@k.")] = "1",
     sandbox: Sandbox = "auto",
@@ -173,6 +204,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.display import episode_bar
     from agentrl.evaluation.run import EvalPlan, EvalProgress
     from agentrl.evaluation.run import evaluate as run
+    from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
 
     settings = _settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
@@ -197,17 +229,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     if as_json:
         _print_json(result)
         return
-    for each, value in result["pass_at"].items():
-        if value is None:
-            print(f"pass@{each} unknown: infrastructure failed too many samples of every task")
-            continue
-        low, high = result["ci95"][each]
-        print(f"pass@{each} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {result['n_tasks']} tasks)")
-    failed = f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were tried again)"
-    print(f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}")
-    for task_id, why in result["refused"].items():
-        print(f"refused {task_id}: {why}")
-    print("endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items()))
+    print("\n".join(summary_lines(result)))
 
 
 @app.command()
@@ -257,13 +279,22 @@ def view(
     """Write the report of a run as one self-contained page."""
     from agentrl.evaluation.report import write_report
 
-    if not run.is_dir():
-        raise ConfigError(f"run folder {run} does not exist")
-    page = write_report(run)
+    page = write_report(_existing_run(run))
     if as_json:
         _print_json({"report": str(page)})
     else:
         print(f"wrote {page}")
+
+
+def _existing_run(folder: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(f"{folder} is a file: give the run folder, as in agentrl view {folder.parent}")
+    demo = re.fullmatch(r"demo-(\d+)", folder.name)
+    seed = f" SEED={demo[1]}" if demo and demo[1] != "0" else ""
+    fix = f"make it with `make demo{seed}`" if demo else "give the --out folder of an evaluation or a training run"
+    raise ConfigError(f"run folder {folder} does not exist: {fix}")
 
 
 @app.command()

@@ -12,9 +12,8 @@ _PACKAGES = {
     "transformers": "pip install 'agentrl[train]'",
     "trl": "pip install 'agentrl[train]'",
     "docker-sdk": "pip install 'agentrl[docker]'",
-    "vllm": "pip install 'agentrl[vllm]'",
-    "ray": "pip install 'agentrl[ray]'",
 }
+_LATER = ("vllm", "ray")
 
 
 def examine() -> dict[str, dict[str, Any]]:
@@ -31,6 +30,8 @@ def examine() -> dict[str, dict[str, Any]]:
         module = {"docker-sdk": "docker"}.get(name, name)
         found = importlib.util.find_spec(module) is not None
         parts[name] = {"ok": found, "detail": "installed" if found else f"get it with: {fix}"}
+    for name in _LATER:
+        parts[name] = {"ok": False, "detail": "not part of this version: nothing here uses it yet"}
     gpu = os.path.exists("/dev/nvidiactl")
     parts["gpu"] = {"ok": gpu, "detail": "NVIDIA driver found" if gpu else "none: training and sampling run on the CPU"}
     return parts

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from agentrl.errors import ConfigError
@@ -51,12 +54,16 @@ class {cls}(ToolEnv):
 
 _TEST = '''"""The contract of {id}, checked rule by rule."""
 
+from pathlib import Path
+
 from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory
 
+FILE = Path(__file__).with_name("{stem}.py")
+
 
 def test_contract() -> None:
-    broken = [finding for finding in check_environment(factory({target!r})) if finding.problem]
+    broken = [finding for finding in check_environment(factory(f"{{FILE}}:{cls}")) if finding.problem]
     assert not broken, broken
 '''
 
@@ -75,8 +82,26 @@ def write_environment(name: str, folder: Path) -> tuple[Path, Path]:
         if path.exists():
             raise ConfigError(f"{path} exists already: choose another name or --out folder")
     folder.mkdir(parents=True, exist_ok=True)
-    cls = "".join(part.capitalize() for part in stem.split("_"))
-    values = {"id": f"{stem.replace('_', '-')}-v0", "cls": cls, "target": f"{file.resolve()}:{cls}"}
+    values = {"id": f"{stem.replace('_', '-')}-v0", "cls": _class_name(stem), "stem": stem}
     file.write_text(_ENVIRONMENT.format(**values))
     test.write_text(_TEST.format(**values))
     return file, test
+
+
+def try_it(file: Path, test: Path) -> list[str]:
+    """Commands for the two files of `write_environment` that work as they stand, in an activated `.venv` or not."""
+    commands = {"agentrl": ["check", f"{file}:{_class_name(file.stem)}"], "pytest": [str(test)]}
+    programs = {name: _program(name) for name in commands}
+    return [shlex.join([program, *commands[name]]) for name, program in programs.items() if program]
+
+
+def _program(name: str) -> str:
+    """How to call a program that is installed beside this Python; empty where it is not."""
+    here = shutil.which(name, path=str(Path(sys.executable).parent))
+    if here is None:
+        return ""
+    return name if shutil.which(name) == here else here
+
+
+def _class_name(stem: str) -> str:
+    return "".join(part.capitalize() for part in stem.split("_"))

@@ -85,6 +85,9 @@ def test_doctor(run):
     parts = last_json(out)["parts"]
     assert code == 0 and {"python", "bubblewrap", "docker", "torch", "vllm", "ray", "gpu"} <= parts.keys()
     assert all(part["ok"] in (True, False) and part["detail"] for part in parts.values())
+    for name in ("vllm", "ray"):
+        assert parts[name]["ok"] is False and "not part of this version" in parts[name]["detail"]
+        assert "pip install" not in parts[name]["detail"]
     code, out, _ = run("doctor")
     assert code == 0 and "python" in out and all(line.startswith(("ok ", "missing ")) for line in out.splitlines())
 
@@ -111,6 +114,49 @@ def test_eval(run, mine, tmp_path):
     assert json.loads((tmp_path / "run" / "eval.json").read_text()) == result
     code, out, _ = run("eval", mine, "--policy", "noop")
     assert code == 0 and "pass@1 0.0000" in out and "endings answered 3" in out
+
+
+def test_a_tool_that_always_fails_is_seen_by_check_and_eval(run, tmp_path):
+    file = tmp_path / "mine.py"
+    calls = '"calls": [{"name": "look", "arguments": {}}, {"name": "fine", "arguments": {}}], "answer": word'
+    fine = '\n    @tool\n    def fine(self) -> str:\n        """Do well."""\n        return "well"\n'
+    broken = ENV.replace("self.task.instruction", "self.task.metadata['wurd']").replace("turns=2", "turns=3") + fine
+    file.write_text(broken.replace('"answer": ORACLE', calls))
+    code, out, _ = run("check", f"{file}:Mine", "--json")
+    wrong = {rule["rule"]: rule["problem"] for rule in last_json(out)["rules"] if not rule["ok"]}
+    assert code == 1 and list(wrong) == ["no tool fails on every call of the oracle"]
+    (problem,) = wrong.values()
+    assert "tool 'look' failed on 12 of 12 calls" in problem and "KeyError: 'wurd'" in problem and "fine" not in problem
+    code, out, _ = run("eval", f"{file}:Mine")
+    assert code == 0 and "failed tool calls 3 of 6: look 3 of 3\n" in out and "pass@1 1.0000" in out
+    code, out, _ = run("eval", f"{file}:Mine", "--json")
+    assert last_json(out)["tools"] == {"look": {"calls": 3, "errors": 3}, "fine": {"calls": 3, "errors": 0}}
+
+
+def test_eval_prints_what_it_cost(run, mine):
+    code, out, _ = run("eval", mine)
+    assert code == 0 and "\ncost turns 3, tool calls 0, " in out and "tokens" not in out
+    assert "failed tool calls" not in out and out.rstrip().endswith(" s (all episodes added up)")
+    code, out, _ = run("eval", mine, "--policy", f"hf:{tiny_model_folder()}")
+    assert code == 0 and "sampled tokens 12, other tokens " in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("def look(self)", "def look(self, where)", "parameter 'where' needs a type"),
+        ('"""Look."""', "", "tool 'look' needs a docstring"),
+    ],
+)
+def test_check_reports_a_tool_that_cannot_be_one_as_a_broken_rule(run, tmp_path, old, new, why):
+    file = tmp_path / "mine.py"
+    file.write_text(ENV.replace("ORACLE", "word").replace(old, new))
+    code, out, err = run("check", f"{file}:Mine")
+    assert (code, err) == (1, "") and out.startswith("BROKEN  its tools are typed and documented: ") and why in out
+    code, out, _ = run("check", f"{file}:Mine", "--json")
+    assert code == 1 and last_json(out)["ok"] is False and why in last_json(out)["rules"][0]["problem"]
+    code, out, err = run("eval", f"{file}:Mine")
+    assert (code, out) == (2, "") and why in err and err.count("\n") == 1
 
 
 def test_eval_when_everything_fails(run, tmp_path):
@@ -145,6 +191,36 @@ def test_new_then_check_then_eval(run, tmp_path):
     assert code == 2 and "exists already" in err
 
 
+def hints(out: str) -> list[str]:
+    return [line.removeprefix("try it: ") for line in out.splitlines() if line.startswith("try it: ")]
+
+
+@pytest.mark.parametrize("activated", [True, False])
+def test_the_hints_of_new_work_as_they_stand(run, tmp_path, monkeypatch, activated):
+    programs, plain = str(Path(sys.executable).parent), "/usr/bin:/bin"
+    monkeypatch.setenv("PATH", f"{programs}:{plain}" if activated else plain)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run("new", "letter-count")
+    assert code == 0
+    check, test = hints(out)
+    assert check.endswith("agentrl check letter_count.py:LetterCount")
+    assert test.endswith("pytest test_letter_count.py") and test.startswith("pytest") == activated
+    for command in (check, test):
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_version(run):
+    from agentrl import __version__
+
+    assert run("--version") == (0, f"agentrl {__version__}\n", "")
+
+
+def test_the_help_of_limit_promises_no_end_of_what_has_none(run):
+    code, out, _ = run("eval", "--help")
+    assert code == 0 and "0: all, where the split ends" in " ".join(out.replace("│", " ").split())
+
+
 def test_view_and_convert_print_json(run, tmp_path, mine):
     source = tmp_path / "mbpp.jsonl"
     row = {"task_id": 1, "text": "Double.", "code": "def f(x):\n    return 2 * x", "test_list": ["assert f(2) == 4"]}
@@ -169,6 +245,11 @@ def no_tokenizer(tmp_path):
     for file in (tmp_path / "model").glob("*token*"):
         file.unlink()
     return tmp_path / "model"
+
+
+def mine_file(tmp_path):
+    (tmp_path / "mine.py").write_text(ENV.replace("ORACLE", "word"))
+    return tmp_path / "mine.py"
 
 
 def syntax_error(tmp_path):
@@ -196,17 +277,28 @@ def syntax_error(tmp_path):
         (["eval", "calc-v0", "--limit", "1", "--split", "dev"], "split='dev'"),
         (["eval", "calc-v0", "--limit", "1", "--temperature", "-1"], "--temperature -1"),
         (["eval", "calc-v0", "--limit", "1", "--out", "/proc/none"], "/proc/none"),
-        (["eval", "calc-v0", "--limit", "x"], "'--limit'"),
+        (["eval", "calc-v0", "--limit", "two"], "agentrl: --limit 'two' must be a whole number, as in --limit 8\n"),
+        (["eval", "calc-v0", "--temperature", "hot"], "'hot' must be a number, as in --temperature 0.7\n"),
+        (["eval", "calc-v0", "--limit", "1", "--set", "foo=1"], "'foo': its settings are operations=2, largest=99"),
+        (["eval", "bugfix-v0", "--limit", "1", "--set", "foo=1"], "'foo': its settings are functions, "),
+        (["eval", "bugfix-v0", "--limit", "1", "--set", "functions=x"], "functions='x' must be a whole number"),
         (["eval", "calc-v0", "--limt", "1"], "--limt"),
         (["eval", "calc-v0"], "--limit"),
         (["eval", "bugfix-v0", "--limit", "1", "--sandbox", "dokker"], "sandbox='dokker'"),
         (["eval", "bugfix-v0", "--limit", "1", "--split", "dev"], "dev"),
         (["check", ("{}:Env", syntax_error)], "cannot be loaded: SyntaxError"),
         (["check", "nowhere.py:Env"], "'nowhere.py' does not exist"),
-        (["check", "calc-v0", "--tasks", "0"], "'--tasks'"),
+        (["check", ("{}", mine_file)], "mine.py:Mine\n"),
+        (["check", ("{}:Yours", mine_file)], "mine.py:Mine\n"),
+        (["check", ("{}", syntax_error)], "bad.py:ClassName\n"),
+        (["check", "nowhere.py"], "'nowhere.py' does not exist"),
+        (["check", "calc-v0", "--tasks", "0"], "--tasks '0' must be at least 1\n"),
         (["new", "Bad Name"], "lower-case"),
         (["new", "x", "--out", "/proc/none"], "/proc/none"),
         (["view", "/no/such"], "/no/such does not exist"),
+        (["view", ("{}", mine_file)], "mine.py is a file: give the run folder"),
+        (["view", ("{}/runs/demo-0", str)], "does not exist: make it with `make demo`\n"),
+        (["view", ("{}/runs/demo-3", str)], "does not exist: make it with `make demo SEED=3`\n"),
         (["convert", "nosuch", "a", "b"], "nosuch"),
         (["train", "/no/such.toml"], "/no/such.toml"),
         (["nosuch"], "nosuch"),

@@ -12,7 +12,7 @@ from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory
 from agentrl.scaffold import write_environment
 from agentrl.tools import tool
-from agentrl.types import Limits, Score
+from agentrl.types import BadCall, Limits, Message, Score, ToolCall
 
 
 def problems(env, **options) -> dict[str, str]:
@@ -71,8 +71,6 @@ async def _clocked(self):
 
 
 def _prompt_of_moment(self):
-    from agentrl.types import Message
-
     return [Message.user(str(self.moment))]
 
 
@@ -135,6 +133,30 @@ def test_an_environment_that_crashes_on_bad_calls_is_red():
     assert list(found) == ["bad calls are answered, never a crash"] and "crash" in next(iter(found.values()))
 
 
+def _oracle(*calls):
+    def turns(self, task):
+        yield from (Message.assistant("", call) for call in calls)
+        yield Message.assistant("yes")
+
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([ToolCall("say", {"txt": "a"})], "tool 'say' failed on 12 of 12 calls, the first: error: bad_arguments"),
+        ([ToolCall("shout", {})], "tool 'shout' failed on 12 of 12 calls, the first: error: unknown_tool"),
+        ([BadCall("{", "this is no JSON")], "tool '(unreadable call)' failed on 12 of 12"),
+        ([ToolCall("say", {"txt": "a"}), ToolCall("say", {"text": "a"})], ""),
+        ([ToolCall("say", {"text": "error: no such file"})], ""),
+    ],
+)
+def test_a_tool_that_the_oracle_calls_in_vain_is_red(calls, why):
+    found = problems(broken(oracle_actions=_oracle(*calls)))
+    assert list(found) == (["no tool fails on every call of the oracle"] if why else [])
+    assert why in "".join(found.values())
+
+
 def test_a_broken_tool_is_red():
     class Untold(Good):
         @tool
@@ -149,8 +171,11 @@ def test_a_broken_tool_is_red():
     assert "which it does not take" in problems(Untold)["its tools are typed and documented"]
 
 
-def test_what_new_writes_passes_its_own_test(tmp_path):
-    file, test = write_environment("word-count", tmp_path)
+def test_what_new_writes_passes_its_own_test_wherever_it_is_moved(tmp_path):
+    for path in write_environment("word-count", tmp_path / "first"):
+        assert str(tmp_path) not in path.read_text()
+    (tmp_path / "first").rename(tmp_path / "then")
+    file, test = (tmp_path / "then" / name for name in ("word_count.py", "test_word_count.py"))
     out = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         capture_output=True,
@@ -161,6 +186,8 @@ def test_what_new_writes_passes_its_own_test(tmp_path):
     )
     assert out.returncode == 0, out.stdout
     assert len(file.read_text().splitlines()) <= 50
-    for name in ("word-count", "Word", "1x", "a b", "../x", ""):
+    with pytest.raises(ConfigError, match="exists already"):
+        write_environment("word-count", tmp_path / "then")
+    for name in ("Word", "1x", "a b", "../x", ""):
         with pytest.raises(ConfigError):
             write_environment(name, tmp_path)

@@ -6,13 +6,16 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.env import ToolEnv
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, ContractError
+from agentrl.evaluation.outcomes import Outcome, outcomes
 from agentrl.gym import GymEnv
 from agentrl.policies import Policy, Scripted, noop
+from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting
 from agentrl.sandboxes import open_pool
 from agentrl.tools import tools_of
@@ -20,6 +23,7 @@ from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Ending, Message, Task, ToolCall
 
 SPLITS = ("train", "test")
+_TOOLS = "its tools are typed and documented"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,19 @@ class Finding:
 
     rule: str
     problem: str = ""
+
+
+def check_named(env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, sandbox: str = "auto") -> list[Finding]:
+    """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule here.
+
+    Raises:
+        ConfigError: unknown environment, a file that cannot be loaded, or a setting that it does not take.
+    """
+    try:
+        make = factory(env_id, **settings)
+    except ContractError as error:  # nothing else can be tried on a class that is not there
+        return [Finding(_TOOLS, f"{error} (no other rule was tried)")]
+    return check_environment(make, n_tasks=n_tasks, sandbox=sandbox)
 
 
 def check_environment(make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox: str = "auto") -> list[Finding]:
@@ -46,7 +63,7 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
     yield Finding(
         "its id ends in a version, as in name-v0", "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}"
     )
-    yield _guarded("its tools are typed and documented", lambda: _check_tools(env))
+    yield _guarded(_TOOLS, lambda: _check_tools(env))
     tasks: dict[str, list[Task]] = {}
     for split in SPLITS:
         rule = f"split {split!r} has tasks, with different ids, in an order that the seed fixes"
@@ -60,6 +77,7 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
     every = list({task.id: task for task in every}.values())
     oracle = _play(make, Scripted("oracle", env.oracle_actions), every, sandbox, group_size=2)
     yield _judged("the oracle passes every task", oracle, lambda episode: episode.passed is True)
+    yield Finding("no tool fails on every call of the oracle", _useless_tools(oracle))
     yield Finding("equal task and seed give an equal start", _unequal_starts(oracle))
     idle = _play(make, noop(), every, sandbox)
     yield _judged("doing nothing passes no task", idle, lambda episode: episode.passed is False)
@@ -151,6 +169,19 @@ def _judged(rule: str, episodes: list[Episode] | str, holds: Callable[[Episode],
     )
 
 
+def _useless_tools(episodes: list[Episode] | str) -> str:
+    if isinstance(episodes, str):
+        return episodes
+    by_name: dict[str, list[Outcome]] = {}
+    for outcome in (outcome for episode in episodes for outcome in outcomes(episode)):
+        by_name.setdefault(outcome.name or "(unreadable call)", []).append(outcome)
+    return "; ".join(
+        f"tool {name!r} failed on {len(found)} of {len(found)} calls, the first: {found[0].error}"
+        for name, found in by_name.items()
+        if all(outcome.error for outcome in found)
+    )
+
+
 def _unequal_starts(episodes: list[Episode] | str) -> str:
     if isinstance(episodes, str):
         return episodes
@@ -178,4 +209,4 @@ def _check_gym(make: Callable[[], ToolEnv], sandbox: str) -> str:
     return ""
 
 
-__all__ = ["Finding", "check_environment"]
+__all__ = ["Finding", "check_environment", "check_named"]

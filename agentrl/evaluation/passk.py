@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import ConfigError
+from agentrl.evaluation.outcomes import tool_counts
 from agentrl.trajectory import Episode
 
 Interval = tuple[float, float]
@@ -140,9 +141,9 @@ def task_counts(episodes: Iterable[Episode]) -> dict[str, tuple[int, int]]:
 def summarize(episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: int = 0) -> dict[str, Any]:
     """Statistics of an evaluation, ready for JSON.
 
-    Episodes that infrastructure failed count in `n_episodes`, `n_failed_infra`, `end_reasons` and `cost` (they were
-    paid for), and in nothing else. Of episodes with one key the last counts. Keys of `pass_at`, `pass_hat`, `ci95` and
-    `n_excluded` are k as text; a value is None where failures left no task with k scored samples.
+    Episodes that infrastructure failed count in `n_episodes`, `n_failed_infra`, `end_reasons`, `tools` and `cost` (they
+    were paid for), and in nothing else. Of episodes with one key the last counts. Keys of `pass_at`, `pass_hat`, `ci95`
+    and `n_excluded` are k as text; a value is None where failures left no task with k scored samples.
 
     Raises:
         ConfigError: a k exceeds the samples, failed ones included, of every task.
@@ -170,8 +171,9 @@ def summarize(episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: in
         "side_effects": _side_effects(scored),
         "cost": {
             name: sum(getattr(episode.counts, name) for episode in latest)
-            for name in ("sampled_tokens", "prompt_tokens", "tool_calls", "wall_s")
+            for name in ("turns", "tool_calls", "sampled_tokens", "prompt_tokens", "wall_s")
         },
+        "tools": tool_counts(latest),
         "end_reasons": dict(sorted(Counter(episode.end.value for episode in latest).items())),
     }
 

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentrl.evaluation.outcomes import error_kind, outcomes
 from agentrl.trajectory import Episode, EpisodeKey, Segment, SegmentKind
 from agentrl.types import Ending, Message, ToolCall
 
@@ -20,7 +21,6 @@ MAX_TOKENS = 6000
 MAX_MESSAGES = 80
 MAX_CHARS = 4000
 
-_ERROR = re.compile(r"error: (bad_call|unknown_tool|bad_arguments|tool_error|timeout): ")
 _KIND = {SegmentKind.PROMPT: "p", SegmentKind.SAMPLED: "s", SegmentKind.OBSERVATION: "o"}
 
 
@@ -44,16 +44,20 @@ class Light:
     calls: Counter[str]
     errors: Counter[str]
 
+    @property
+    def held_out(self) -> bool:
+        """Whether it was played by an evaluation inside of a training run."""
+        return self.key.run.endswith("/eval")
+
     @classmethod
     def of(cls, episode: Episode) -> Light:
         """Read it off an episode; a call's outcome is the fixed form of its tool message."""
         calls: Counter[str] = Counter()
         errors: Counter[str] = Counter()
-        for message in episode.messages:
-            if message.role == "tool":
-                name = message.name or "(unreadable call)"
-                calls[name] += 1
-                errors[name] += _ERROR.match(message.content) is not None
+        for outcome in outcomes(episode):
+            name = outcome.name or "(unreadable call)"
+            calls[name] += 1
+            errors[name] += bool(outcome.error)
         return cls(episode.key, episode.end.value, episode.end.ending, episode.reward, episode.passed, calls, errors)
 
 
@@ -72,7 +76,7 @@ def choose(episodes: Sequence[Light], limit: int = MAX_EPISODES, seed: int = 0) 
         "lowest reward": sorted(scored, key=lambda row: row.reward or 0.0),
         "random": shuffled,
         "truncated": [row for row in shuffled if row.ending is Ending.TRUNCATED],
-        "held-out": [row for row in shuffled if row.key.run.endswith("/eval")],
+        "held-out": [row for row in shuffled if row.held_out],
         "infra": [row for row in shuffled if row.ending is Ending.FAILED],
     }
     chosen: dict[EpisodeKey, list[str]] = {}
@@ -173,7 +177,7 @@ def _message_row(message: Message) -> dict[str, Any]:
     ]
     row = {"role": message.role, "content": clip(message.content)}
     extra = {"name": message.name, "reasoning": clip(message.reasoning), "calls": calls}
-    error = message.role == "tool" and _ERROR.match(message.content) is not None
+    error = message.role == "tool" and bool(error_kind(message.content))
     return {**row, **{name: value for name, value in extra.items() if value}, **({"error": True} if error else {})}
 
 

@@ -1,0 +1,38 @@
+"""The summary of an evaluation, worded for people: what plain `agentrl eval` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Lines that say what `agentrl.evaluation.run.evaluate` returned."""
+    for k, value in result["pass_at"].items():
+        if value is None:
+            yield f"pass@{k} unknown: infrastructure failed too many samples of every task"
+            continue
+        low, high = result["ci95"][k]
+        yield f"pass@{k} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {result['n_tasks']} tasks)"
+    failed = f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were tried again)"
+    yield f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}"
+    for task_id, why in result["refused"].items():
+        yield f"refused {task_id}: {why}"
+    yield "endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items())
+    yield from _tools(result["tools"])
+    yield _cost(result["cost"])
+
+
+def _tools(tools: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    calls, errors = (sum(counts[name] for counts in tools.values()) for name in ("calls", "errors"))
+    failed = [f"{name} {counts['errors']} of {counts['calls']}" for name, counts in tools.items() if counts["errors"]]
+    if calls:
+        yield f"failed tool calls {errors} of {calls}" + (f": {', '.join(failed)}" if failed else "")
+
+
+def _cost(cost: Mapping[str, float]) -> str:
+    """What was paid, infrastructure failures included; `wall_s` adds up episodes that played at the same time."""
+    parts = [f"turns {cost['turns']:,}", f"tool calls {cost['tool_calls']:,}"]
+    if cost["sampled_tokens"] or cost["prompt_tokens"]:
+        parts.append(f"sampled tokens {cost['sampled_tokens']:,}, other tokens {cost['prompt_tokens']:,}")
+    return f"cost {', '.join(parts)}, {cost['wall_s']:.2f} s (all episodes added up)"
