@@ -288,6 +288,22 @@ def test_an_evaluation_alone_makes_a_page(tmp_path):
     assert "intervals" not in report(tmp_path).text
 
 
+def test_the_counts_say_what_they_count(tmp_path):
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.write({"step": 0, "eval/pass_at_1": 0.25})
+        for step in (1, 2, 3):
+            writer.write({"step": step, "reward/mean": 0.5, "eval/pass_at_1": 0.5})
+    trained = [episode(sample, step=step) for step in (0, 1) for sample in range(3)]
+    save(tmp_path, [*trained, *(episode(key=EpisodeKey("run/eval", 0, "task", sample)) for sample in range(2))])
+    page = report(tmp_path)
+    assert "steps 3 trained, 1 only evaluated" in page.text and "episodes 8, 2 of them held-out" in page.text
+    assert "Endings recorded episodes: 8, 2 of them held-out" in page.text and "of 8 recorded episodes" in page.text
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "episodes.jsonl").unlink()
+    save(tmp_path, trained)
+    assert "episodes 6" in report(tmp_path).text and "held-out" not in report(tmp_path).text.split("Episodes")[0]
+
+
 def test_gaps_and_nonfinite_metrics_are_drawn_as_gaps(tmp_path):
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
         for step in range(12):

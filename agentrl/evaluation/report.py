@@ -72,6 +72,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -
         tools=_tools(lights),
         shown=len(shown),
         total=len(lights),
+        counted=_counted(lights),
         has_texts=decoder is not None,
         data=Markup(_script_json(data)),
     )
@@ -182,8 +183,8 @@ def _heading(
         "policy": _lookup(settings, "policy"),
         "recipe": _lookup(settings, "recipe", "algorithm", "recipe.name", "train.recipe"),
         "seed": _lookup(settings, "seed", "run.seed", "train.seed"),
-        "steps": str(len(metrics)) if metrics else "",
-        "episodes": f"{len(lights):,}" if lights else "",
+        "steps": _steps(metrics),
+        "episodes": _counted(lights) if lights else "",
         "wall time": duration(seconds) if seconds else "",
     }
     return {
@@ -191,6 +192,19 @@ def _heading(
         "run": folder.resolve().name,
         "facts": {name: value for name, value in facts.items() if value},
     }
+
+
+def _steps(metrics: Sequence[_Row]) -> str:
+    """Steps that trained; a row with nothing but an evaluation, as before the first of them, is none."""
+    trained = sum(any(not name.startswith("eval/") for name in row.keys() - {"step"}) for row in metrics)
+    others = len(metrics) - trained
+    return f"{trained} trained, {others} only evaluated" if others else str(trained or "")
+
+
+def _counted(lights: Sequence[viewer.Light]) -> str:
+    """How many episodes every table counts, and how many of them did not train."""
+    held_out = sum(light.held_out for light in lights)
+    return f"{len(lights):,}" + (f", {held_out:,} of them held-out" if held_out else "")
 
 
 def _headline(metrics: Sequence[_Row], evaluation: Mapping[str, Any]) -> _Row | None:
@@ -248,8 +262,8 @@ def _tiles(metrics: Sequence[_Row], lights: Sequence[viewer.Light]) -> list[_Row
     if lights:
         failed = sum(light.ending is Ending.FAILED for light in lights)
         cut = sum(light.ending is Ending.TRUNCATED for light in lights)
-        note = f"of {len(lights):,} episodes"
-        tiles.append({"label": "Truncated", "value": f"{cut / len(lights):.1%}", "note": note})
+        share = f"{cut / len(lights):.1%}"
+        tiles.append({"label": "Truncated", "value": share, "note": f"of {len(lights):,} recorded episodes"})
         tiles.append({"label": "Lost", "value": f"{failed:,}", "note": "by infrastructure, unscored"})
     return tiles
 
