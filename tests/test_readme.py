@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
     local = [target for target in targets if target and "://" not in target]
     assert not [target for target in local if not (page.parent / target).exists()]
+
+
+def test_programs_are_called_only_after_their_folder_is_activated() -> None:
+    first = README.index("$ agentrl")
+    assert README.index("make setup") < README.index("source .venv/bin/activate") < first
+
+
+def test_the_licence_is_the_one_that_is_named() -> None:
+    text = (REPO / "LICENSE").read_text()
+    named = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["license"]
+    assert named == "Apache-2.0" and "Apache License\n" in text and "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text and "](LICENSE)" in README
 
 
 def test_every_page_is_linked_and_every_page_named_in_code_exists() -> None:

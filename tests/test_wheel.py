@@ -103,6 +103,17 @@ print([name for name in names if importlib.util.find_spec(name)])
     assert Path(file).is_relative_to(place) and names == "[]"
 
 
+def test_gymnasium_knows_our_environments_and_the_licence_is_there(place: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert "gymnasium" not in points, "gymnasium reads no entry points"
+    for imports in ("import agentrl, gymnasium", "import gymnasium, agentrl"):
+        done = run(place, "python", "-c", f"{imports}; print(gymnasium.make('agentrl/calc-v0').reset(seed=0)[0])")
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
 def test_core_dependencies_are_enough_to_list_check_and_evaluate(place: Path) -> None:
     rows = run(place, "agentrl", "list", "--json")
     assert rows.returncode == 0, rows.stderr
