@@ -11,7 +11,6 @@ their paths and names, so they come back as they were.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -23,15 +22,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrl.errors import ContractError, UserError
-from agentrl.trajectory import Counts, Episode, EpisodeKey, Segment, SegmentKind, Trajectory
-from agentrl.types import BadCall, EndReason, Message, Score, TaskView, ToolCall
+from agentrl.record_rows import Row, episode_of, episode_row
+from agentrl.trajectory import Episode, EpisodeKey
 
 FORMAT_VERSION = 1
 
 _DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _ESCAPE = "backslashreplace"  # a lone surrogate has no UTF-8; Python's escape of it is JSON's escape of it
 
-Row = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -94,7 +92,7 @@ class EpisodeWriter(_LineWriter):
             ContractError: task metadata or tool arguments hold what JSON cannot say.
             OSError: the disk is full or gone; the file is left at its last whole line.
         """
-        self._append(_episode_row(episode), f"episode {tuple(episode.key)}")
+        self._append(episode_row(episode), f"episode {tuple(episode.key)}")
 
 
 class MetricsWriter(_LineWriter):
@@ -121,7 +119,7 @@ def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     Raises:
         UserError: the file is missing, or a line that is not the last is broken.
     """
-    return _parse_rows(Path(path), _episode)
+    return _parse_rows(Path(path), episode_of)
 
 
 def read_episodes(path: str | os.PathLike[str]) -> dict[EpisodeKey, Episode]:
@@ -141,6 +139,31 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     rows = {row["step"]: row for row in _parse_rows(Path(path), _metrics)}
     return [rows[step] for step in sorted(rows)]
+
+
+def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> int:
+    """Move the rows that a resumed run will write again to `<file>.redone`, and return how many there were.
+
+    The file is replaced as a whole, after the moved rows are safe. A torn last line is left to the next writer.
+
+    Raises:
+        UserError: a line that is not the last is broken.
+    """
+    target, side = Path(path), Path(f"{path}.redone")
+    if not target.exists():
+        return 0
+    kept, moved = [], []
+    for number, line in enumerate(target.read_bytes().splitlines(keepends=True), 1):
+        torn = not line.strip() or (not line.endswith(b"\n") and not _is_json(line))
+        chosen = moved if not torn and _parse(line, f"{target}:{number}", unwanted) else kept
+        chosen.append(line)
+    if moved:
+        with side.open("ab") as file:
+            file.writelines(moved)
+            file.flush()
+            os.fsync(file.fileno())
+        write_bytes_atomic(target, b"".join(kept))
+    return len(moved)
 
 
 def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
@@ -276,108 +299,7 @@ def _set_torn_line_aside(path: Path) -> None:
     )
 
 
-# Episode -> row
-
-
-def _episode_row(episode: Episode) -> Row:
-    segments: dict[Segment, int] = {}
-    trajectories = [
-        {"segments": [segments.setdefault(part, len(segments)) for part in branch.segments], "shared": branch.shared}
-        for branch in episode.trajectories
-    ]
-    task, score, counts = episode.task, episode.score, episode.counts
-    return {
-        "key": list(episode.key),
-        "env": episode.env,
-        "task": {name: getattr(task, name) for name in TaskView.model_fields},
-        "start": episode.start,
-        "end": episode.end.value,
-        "score": {"value": score.value, "parts": dict(score.parts), "why": score.why},
-        "counts": {**vars(counts), "by_tool": dict(counts.by_tool)},
-        "messages": [_message_row(message) for message in episode.messages],
-        "segments": [_segment_row(segment) for segment in segments],
-        "trajectories": trajectories,
-        "artifacts": {path: _content_row(content) for path, content in episode.artifacts.items()},
-        "side_effects": dict(episode.side_effects),
-        "failure": episode.failure,
-    }
-
-
-def _message_row(message: Message) -> Row:
-    row: Row = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        row["tool_calls"] = [
-            {"name": call.name, "arguments": dict(call.arguments), "id": call.id}
-            if isinstance(call, ToolCall)
-            else {"bad": call.text, "why": call.why}
-            for call in message.tool_calls
-        ]
-    for name in ("name", "tool_call_id", "reasoning"):
-        if text := getattr(message, name):
-            row[name] = text
-    return row
-
-
-def _segment_row(segment: Segment) -> Row:
-    row: Row = {"kind": segment.kind.value, "ids": segment.ids}
-    if segment.kind is SegmentKind.SAMPLED:
-        row.update(logprobs=segment.logprobs, version=segment.version, finish=segment.finish)
-    return row
-
-
-def _content_row(content: bytes) -> Row:
-    try:
-        return {"text": content.decode()}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(content).decode()}
-
-
-# Row -> Episode
-
-
 def _metrics(row: Row) -> Row:
     if not isinstance(row["step"], int):
         raise ValueError(f"step={row['step']!r} is no integer")
     return row
-
-
-def _episode(row: Row) -> Episode:
-    segments = [_segment(item) for item in row["segments"]]
-    return Episode(
-        key=EpisodeKey(*row["key"]),
-        env=row["env"],
-        task=TaskView(**row["task"]),
-        start=row["start"],
-        messages=tuple(_message(item) for item in row["messages"]),
-        end=EndReason(row["end"]),
-        score=Score(**row["score"]),
-        trajectories=tuple(
-            Trajectory(tuple(segments[index] for index in item["segments"]), item["shared"])
-            for item in row["trajectories"]
-        ),
-        counts=Counts(**row["counts"]),
-        artifacts={path: _content(item) for path, item in row["artifacts"].items()},
-        side_effects=row["side_effects"],
-        failure=row["failure"],
-    )
-
-
-def _message(row: Row) -> Message:
-    calls = tuple(
-        BadCall(call["bad"], call["why"]) if "bad" in call else ToolCall(**call) for call in row.pop("tool_calls", ())
-    )
-    return Message(**row, tool_calls=calls)
-
-
-def _segment(row: Row) -> Segment:
-    return Segment(
-        SegmentKind(row["kind"]),
-        tuple(row["ids"]),
-        tuple(row.get("logprobs", ())),
-        row.get("version", -1),
-        row.get("finish"),
-    )
-
-
-def _content(row: Row) -> bytes:
-    return base64.b64decode(row["base64"], validate=True) if "base64" in row else row["text"].encode()

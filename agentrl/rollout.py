@@ -108,7 +108,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
-                    end = await _converse(setting, task, key, progress, sandbox)
+                    end = await _converse(setting, task, key, progress, sandbox, clock)
             except TimeoutError:
                 if not clock.expired():
                     raise
@@ -119,7 +119,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
 
 
 async def _converse(
-    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, sandbox: Sandbox | None
+    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, sandbox: Sandbox | None, clock: asyncio.Timeout
 ) -> EndReason:
     """Reset, then turn by turn until something ends it."""
     env, history, player = progress.env, progress.history, progress.player
@@ -127,7 +127,8 @@ async def _converse(
     async with boundary(ToolFault, f"{env.id}: reset"):
         history += await env.reset(task.view(), seed=derive_seed(setting.seed, key.task, key.step), sandbox=sandbox)
     while True:
-        message, end = await player.act(history, env.tools)
+        async with _paused(clock) if setting.deterministic else nullcontext():
+            message, end = await player.act(history, env.tools)
         history.append(message)
         if end is not None:
             return end
@@ -136,6 +137,17 @@ async def _converse(
         history += step.messages
         if step.end is not None:
             return step.end
+
+
+@asynccontextmanager
+async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
+    """Stop the clock: a turn-synchronous policy waits for the slowest episode, which is no fault of this one."""
+    loop, deadline = asyncio.get_running_loop(), clock.when()
+    assert deadline is not None
+    left = deadline - loop.time()
+    clock.reschedule(None)
+    yield
+    clock.reschedule(loop.time() + left)
 
 
 @asynccontextmanager

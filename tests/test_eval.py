@@ -6,6 +6,7 @@ import pytest
 from helpers import Echo, loop_threads, make_task, tiny_model_folder, wait_for
 
 from agentrl.errors import ConfigError, TaskError
+from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.records import iter_episodes, read_episodes
 from agentrl.registry import factory
@@ -110,6 +111,52 @@ def test_a_smaller_plan_counts_only_what_it_asks_for(tmp_path):
     result = evaluate(EvalPlan(Ten, samples=2, ks=(2,), limit=4, out=tmp_path))
     assert result["n_tasks"] == 4 and result["n_episodes"] == 8
 
+    assert result["n_outside_plan"] == 22
+
+
+class Renamed(Ten):
+    limits = Limits(turns=3)
+
+
+class Reworded(Ten):
+    def tasks(self, split, seed):
+        for task in super().tasks(split, seed):
+            yield task.model_copy(update={"hidden": {"expected": "other"}})
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"make": Renamed}, "another limits"),
+        ({"make": Reworded}, "another 'test-0' .that task has changed"),
+        ({"temperature": 0.5}, r"another temperature .1.0, not 0.5"),
+    ],
+)
+def test_what_the_score_depends_on_cannot_change_between_two_halves(tmp_path, change, match):
+    plan = {"make": Ten, "policy": "oracle", "out": tmp_path}
+    evaluate(EvalPlan(**plan))
+    before = (tmp_path / "plan.json").read_text()
+    with pytest.raises(ConfigError, match=match):
+        evaluate(EvalPlan(**{**plan, **change}))
+    assert (tmp_path / "plan.json").read_text() == before
+
+
+def test_a_retrained_model_in_the_same_folder_is_another_model(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_bytes(b"a" * 3_000_000)
+    one = fingerprint_of(tmp_path / "model")
+    (tmp_path / "model/weights").write_bytes(b"a" * 2_999_999 + b"b")
+    assert fingerprint_of(tmp_path / "model") != one
+    claim(tmp_path / "out", {"model": one, "tasks": {"a": "1"}})
+    claim(tmp_path / "out", {"model": one, "tasks": {"b": "2"}})
+    with pytest.raises(ConfigError, match="another model"):
+        claim(tmp_path / "out", {"model": "x", "tasks": {}})
+    with pytest.raises(ConfigError, match="another 'a'"):
+        claim(tmp_path / "out", {"model": one, "tasks": {"a": "2"}})
+    (tmp_path / "out/plan.json").write_text("{")
+    with pytest.raises(ConfigError, match="damaged"):
+        claim(tmp_path / "out", {"model": one, "tasks": {}})
+
 
 def test_tried_again_counts_apart(tmp_path):
     failures = {"test-0": 1, "test-1": 99}
@@ -129,6 +176,8 @@ def test_tried_again_counts_apart(tmp_path):
     failures.clear()
     healed = evaluate(plan)  # the failed one is played again, and only that one
     assert healed["n_failed_infra"] == 0 and healed["n_episodes"] == 10
+    again = evaluate(plan)  # the failed second attempt of the first run does not hide the good one of the second
+    assert again["n_failed_infra"] == 0 and again["pass_at"] == healed["pass_at"]
     assert len(list(iter_episodes(tmp_path / "episodes.jsonl"))) == 13
     assert all(
         e.end is not EndReason.TOOL_FAULT or e.key.task < "test-2" for e in iter_episodes(tmp_path / "episodes.jsonl")

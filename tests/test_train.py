@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import loop_threads, wait_for
 
 from agentrl.errors import ConfigError
 from agentrl.records import read_episodes, read_metrics
@@ -114,7 +116,7 @@ def test_a_kl_term_holds_a_reference(model, tmp_path, kl):
 
 
 def kill_loop(model, folder, kills, env=TOY):
-    """Kill training processes at random moments until so many kills have landed; each run, resumed, equals a whole one."""
+    """Kill training processes at random moments until so many have landed; every run, resumed, equals a whole one."""
     toml = folder / "config.toml"
     toml.write_text(
         f'env = "{env}"\nmodel = "{model}"\nsteps = 8\ntasks_per_step = 4\ngroup_size = 4\nlearning_rate = 1e-3\n'
@@ -170,6 +172,47 @@ def test_a_checkpoint_is_whole_or_absent(model, tmp_path):
     assert checkpoint.latest(tmp_path / "a").step == 3
     checkpoint.prune(tmp_path / "a", 1)
     assert [path.name for path in (tmp_path / "a/checkpoints").iterdir()] == ["step_3"]
+
+
+def test_what_a_resumed_run_writes_again_is_set_aside(model, tmp_path):
+    folder = tmp_path / "b" / "x"
+    whole = run(settings(model, save_every=2), tmp_path / "a" / "x")
+    run(settings(model, steps=3, save_every=2), folder)
+    shutil.rmtree(folder / "checkpoints" / "step_3")
+    rows, episodes = read_metrics(folder / "metrics.jsonl"), read_episodes(folder / "episodes.jsonl")
+    with Run(settings(model, save_every=2), folder, resume=True) as opened:
+        assert opened.start == 2 and [row["step"] for row in opened.history()] == [0, 1, 2]
+        left = read_episodes(folder / "episodes.jsonl")
+        assert {key.step for key in left if key.run == "x"} == {0, 1}
+        assert {key.step for key in left if key.run == "x/eval"} == {0, 2}
+        aside = read_episodes(folder / "episodes.jsonl.redone")
+        assert left.keys() | aside.keys() == episodes.keys() and not left.keys() & aside.keys()
+        assert read_metrics(folder / "metrics.jsonl.redone") == rows[3:]
+        train(opened)
+    assert timeless(folder) == whole
+
+
+def test_a_resumed_run_stays_the_same_run(model, tmp_path):
+    run(settings(model, steps=1), tmp_path / "a")
+    with pytest.raises(ConfigError, match="run with seed=0, not 1: resume it with that"):
+        Run(settings(model, seed=1), tmp_path / "a", resume=True)
+    with Run(settings(model, learning_rate=5e-4), tmp_path / "a", resume=True) as opened:
+        assert opened.changed == {"steps": (1, 5), "learning_rate": (1e-3, 5e-4)}
+
+
+def test_nothing_is_held_out_where_there_is_one_split(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.env.ToolEnv.one_split", True)
+    with pytest.raises(ConfigError, match="has one split, so nothing is held out"):
+        Run(settings(model), tmp_path / "a")
+    assert not (tmp_path / "a" / "metrics.jsonl").exists()
+    Run(settings(model, eval_every=0), tmp_path / "a").close()
+
+
+def test_a_part_that_cannot_be_had_ends_the_parts_before_it(model, tmp_path):
+    (tmp_path / "a" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        Run(settings(model), tmp_path / "a", resume=True)
+    wait_for(lambda: not loop_threads())
 
 
 def test_a_folder_in_use_is_not_written_over(model, tmp_path):

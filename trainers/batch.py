@@ -139,6 +139,20 @@ class TokenBatch:
         return self.rows(((self.advantages_BT != 0) & self.mask_BT).any(1))
 
 
+def groups_with_signal(batch: TokenBatch) -> TokenBatch:
+    """The batch without the episodes of groups whose advantages are all zero; denominators count what stays.
+
+    DAPO's filter (https://arxiv.org/abs/2503.14476) without its refill. Unlike `informative`, it changes the loss:
+    terms that ignore the advantage see fewer tokens, and means are over fewer.
+    """
+    signal_E = torch.zeros_like(batch.tokens_E, dtype=torch.bool)
+    signal_E[batch.episode_B[((batch.advantages_BT != 0) & batch.mask_BT).any(1)]] = True
+    stays_E = torch.isin(batch.group_E, batch.group_E[signal_E])
+    tokens_E = torch.where(stays_E, batch.tokens_E, 0)
+    part = batch.rows(stays_E[batch.episode_B])
+    return replace(part, tokens_E=tokens_E, n_tokens=int(tokens_E.sum()), n_episodes=int((tokens_E > 0).sum()))
+
+
 def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
     """One row per branch that trains, cut after its last trained token; failed episodes are only counted.
 

@@ -77,6 +77,10 @@ class TrainConfig(BaseModel):
     """Padded tokens per forward pass; changes memory and speed, never the gradient."""
 
 
+IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
+"""Settings that a resumed run cannot change: its records would mix two runs."""
+
+
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a TOML file, apply `key=value` overrides, and check all of it.
 
@@ -117,6 +121,28 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
     if config.group_size == 1:
         raise ConfigError(f"{where}: group_size=1 gives every episode advantage 0: use at least 2")
     return config
+
+
+def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]:
+    """Compare settings with those that a run was started with.
+
+    Returns:
+        setting -> (old, new) of those that differ and may: they hold from the next round on.
+
+    Raises:
+        ConfigError: a setting that says which run this is differs.
+    """
+    if not path.exists():
+        return {}
+    old, new = read_config(path).model_dump(mode="json"), config.model_dump(mode="json")
+    changed = {name: (old[name], new[name]) for name in new if old[name] != new[name]}
+    for name in IDENTITY:
+        if name in changed:
+            was, now = changed[name]
+            raise ConfigError(
+                f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or choose another --out"
+            )
+    return changed
 
 
 def write_config(config: TrainConfig, path: Path) -> None:

@@ -226,15 +226,18 @@ class _Clock:
 
 def _summary(trained: dict[str, Any], folder: Path, clock: _Clock, config: TrainConfig) -> dict[str, Any]:
     """The demo's JSON: what was promised, measured."""
-    before, after = trained["eval"][0], trained["eval"][-1]
+    rows = {row["step"]: row for row in trained["eval"]}
+    before, after = rows[0], rows[config.steps]
     held_out = [e for e in read_episodes(folder / "episodes.jsonl").values() if e.key.run.endswith("/eval")]
     solved = [e.counts.tool_calls for e in held_out if e.key.step == config.steps and e.passed]
     return {
-        "pass_at_1": {"before": before["eval/pass_at_1"], "after": after["eval/pass_at_1"]},
+        "pass_at_1": {"before": before.get("eval/pass_at_1"), "after": after.get("eval/pass_at_1")},
         "ci95": {
-            name: [row["eval/ci95_low"], row["eval/ci95_high"]] for name, row in (("before", before), ("after", after))
+            name: [row.get("eval/ci95_low"), row.get("eval/ci95_high")]
+            for name, row in (("before", before), ("after", after))
         },
         "held_out_tasks": config.eval_tasks,
+        "held_out_scored": {"before": int(before["eval/n_scored"]), "after": int(after["eval/n_scored"])},
         "median_tool_calls_solved": median(solved) if solved else None,
         "episodes_trained": config.steps * config.tasks_per_step * config.group_size,
         "seed": config.seed,
@@ -249,5 +252,10 @@ def _summary(trained: dict[str, Any], folder: Path, clock: _Clock, config: Train
 def _say(result: dict[str, Any]) -> None:
     before, after = result["pass_at_1"]["before"], result["pass_at_1"]["after"]
     tasks, seconds = result["held_out_tasks"], result["seconds"]["total"]
-    print(f"held-out pass@1: {before:.3f} before, {after:.3f} after ({tasks} tasks, {seconds:.0f} s)")
+    if before is None or after is None:
+        print("held-out pass@1 unknown: infrastructure failed every held-out task; see `failure` in episodes.jsonl")
+    else:
+        print(f"held-out pass@1: {before:.3f} before, {after:.3f} after ({tasks} tasks, {seconds:.0f} s)")
+        if (lost := 2 * tasks - sum(result["held_out_scored"].values())) > 0:
+            print(f"infrastructure failed {lost} of these {2 * tasks} evaluations; they are in neither figure")
     print(f"report: {result['report']}")

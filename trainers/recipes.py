@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.advantages import GroupAdvantage, dr_grpo, group_advantages, grpo
-from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.batch import TokenBatch, groups_with_signal
 from agentrl.trainers.losses import Aggregate, PolicyLoss, clipped_surrogate, episode_mean, episode_sum, token_mean
 
 
@@ -44,6 +44,7 @@ class Recipe:
         negative_weight: negative advantages are multiplied by it; 1 is the algorithm as its paper has it. Less makes
             large learning rates safe, at a price: the baseline no longer cancels, so the estimator is biased towards
             repeating what worked (at 0 it is fine-tuning on the better half of every group).
+        filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics still count them.
     """
 
     name: str
@@ -51,14 +52,19 @@ class Recipe:
     loss: PolicyLoss
     paper: str
     negative_weight: float = 1.0
+    filter_groups: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.negative_weight <= 1:
             raise ConfigError(f"negative_weight={self.negative_weight} must be from 0 to 1")
+        if not isinstance(self.filter_groups, bool):
+            raise ConfigError(f"filter_groups={self.filter_groups!r} must be true or false")
 
     def advantage(self, batch: TokenBatch) -> TokenBatch:
         """The batch with its advantages."""
         filled = group_advantages(batch, self.group_advantage)
+        if self.filter_groups:
+            filled = groups_with_signal(filled)
         weighed_BT = filled.advantages_BT * self.negative_weight
         return replace(filled, advantages_BT=torch.where(filled.advantages_BT < 0, weighed_BT, filled.advantages_BT))
 
@@ -71,7 +77,8 @@ RECIPES = {row.name: row for row in _TABLE}
 
 
 _LOSS = ("clip_low", "clip_high", "kl_coef", "entropy_coef", "norm_tokens", "aggregate")
-_SETTINGS = {key: key for key in (*_LOSS, "negative_weight")}
+_OWN = {"negative_weight": 1.0, "filter_groups": False}
+_SETTINGS = {key: key for key in (*_LOSS, *_OWN)}
 Row = TypeVar("Row")
 
 
@@ -83,7 +90,8 @@ def recipe(name: str, **settings: Any) -> Recipe:
     Raises:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a value is out of range.
     """
-    found = replace(_named(name, RECIPES, "recipe"), negative_weight=settings.pop("negative_weight", 1.0))
+    own: dict[str, Any] = {key: settings.pop(key, default) for key, default in _OWN.items()}
+    found = replace(_named(name, RECIPES, "recipe"), **own)
     changes: dict[str, Any] = {}
     for key, value in settings.items():
         _named(key, _SETTINGS, f"setting of recipe {name}")

@@ -21,12 +21,12 @@ from agentrl.engines.loading import load_model, load_tokenizer, transformers_eng
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies import TokenPolicy
-from agentrl.records import EpisodeWriter, MetricsWriter, read_metrics
+from agentrl.records import EpisodeWriter, MetricsWriter, read_metrics, set_aside
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
 from agentrl.sandboxes import open_pool
 from agentrl.trainers import checkpoint
-from agentrl.trainers.config import TrainConfig, write_config
+from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.recipes import recipe
 from agentrl.trajectory import Episode
 from agentrl.types import Task
@@ -74,13 +74,19 @@ class Run:
         self.engine.load(self.model, self.start)
         pad = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad is None else int(pad)
-        self._open()
+        self._parts = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._parts.close()
+            raise
 
     def _claim(self, resume: bool) -> checkpoint.Checkpoint | None:
         """Make the folder this run's own; never write over another run."""
         used = (self.folder / "metrics.jsonl").exists() or checkpoint.latest(self.folder) is not None
         if used and not resume:
             raise ConfigError(f"run folder {self.folder} is in use: continue it with --resume or choose another --out")
+        self.changed = check_resumed(self.config, self.folder / "config.toml") if resume else {}
         self.folder.mkdir(parents=True, exist_ok=True)
         return checkpoint.latest(self.folder) if resume else None
 
@@ -94,11 +100,16 @@ class Run:
     def _open(self) -> None:
         config = self.config
         make = factory(config.env, **config.env_settings)
-        limits = make().limits
+        env = make()
+        if config.eval_every and env.one_split:
+            raise ConfigError(
+                f"eval_every={config.eval_every}: {config.env} has one split, so nothing is held out: set eval_every=0,"
+                " or give the environment held-out tasks (code-v0: env_settings.held_out = 0.2)"
+            )
+        limits = env.limits
         sampling = Sampling(temperature=config.temperature, max_tokens=limits.turn_tokens)
         concurrency = config.tasks_per_step * config.group_size
         self._make = make
-        self._parts = ExitStack()
         setting = Setting(
             make=make,
             policy=TokenPolicy(self.engine, self.chat, sampling),
@@ -112,6 +123,8 @@ class Run:
         )
         self._parts.callback(self.rollouts.close)
         # Last, so that a part that cannot be had leaves the folder as it was.
+        set_aside(self.folder / "metrics.jsonl", self._is_redone)
+        set_aside(self.folder / "episodes.jsonl", self._is_redone)
         self._episodes = self._parts.enter_context(EpisodeWriter(self.folder / "episodes.jsonl"))
         self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
         write_config(config, self.folder / "config.toml")
@@ -129,17 +142,19 @@ class Run:
         return next(self._rounds)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """pass@1 on the first held-out tasks, one sample each, and its interval."""
+        """pass@1 on the first held-out tasks, one sample each, its interval, and how many infrastructure failed."""
         held_out = self._make().tasks("test", self.seed_of("test"))
         tasks = list(itertools.islice(held_out, self.config.eval_tasks))
         self.listen("phase", (f"evaluation after round {step}", len(tasks)))
         groups = self.rollouts.gather(tasks, step, group_size=1, run=f"{self.folder.name}/eval")
         result = summarize((episode for group in groups for episode in group.episodes), (1,))
         self.listen("eval", {"step": step, **result})
+        failed = float(result["n_failed_infra"])
+        metrics = {"eval/failed_infra": failed, "eval/n_scored": result["n_episodes"] - failed}
         if result["pass_at"]["1"] is None:
-            return {"eval/failed_infra": float(result["n_failed_infra"])}
+            return metrics
         low, high = result["ci95"]["1"]
-        return {"eval/pass_at_1": result["pass_at"]["1"], "eval/ci95_low": low, "eval/ci95_high": high}
+        return metrics | {"eval/pass_at_1": result["pass_at"]["1"], "eval/ci95_low": low, "eval/ci95_high": high}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to `metrics.jsonl`."""
@@ -171,6 +186,12 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _is_redone(self, row: Mapping[str, Any]) -> bool:
+        """Whether a recorded row belongs to a round after the checkpoint, which is played again."""
+        run, step = row["key"][:2] if "key" in row else ("", row["step"])
+        rounds_done = step + 1 if run == self.folder.name else step
+        return self.start == 0 or rounds_done > self.start
 
     def _record(self, episode: Episode) -> None:
         self._episodes.write(episode)

@@ -31,6 +31,8 @@ def train_with_display(config: TrainConfig, folder: Path, *, resume: bool = Fals
     """Train with a progress bar, then write the report, which is also written when training stops early."""
     report = None
     with episode_bar("starting") as bar, Run(config, folder, resume=resume, listen=follow(bar, config)) as run:
+        for name, (old, new) in run.changed.items():
+            console.print(f"resumed with {name} = {new!r} (was {old!r})", highlight=False, soft_wrap=True)
         try:
             train(run)
         finally:
@@ -45,7 +47,7 @@ def train_with_display(config: TrainConfig, folder: Path, *, resume: bool = Fals
         "eval": [
             {name: value for name, value in row.items() if name == "step" or name.startswith("eval/")}
             for row in run.history()
-            if "eval/pass_at_1" in row
+            if "eval/n_scored" in row
         ],
     }
 
@@ -75,6 +77,12 @@ def describe(row: dict[str, Any], steps: int) -> str:
         ("time/rollout_s", "rollout {:.1f} s"),
         ("time/update_s", "update {:.1f} s"),
         ("eval/pass_at_1", "[bold]held-out pass@1 {:.3f}[/bold]"),
+        ("eval/failed_infra", "failed by infrastructure {:.0f}"),
     )
-    parts = [text.format(row[name]) for name, text in shown if name in row]
+    row = {name: value for name, value in row.items() if name != "eval/failed_infra" or value}
+    parts = [
+        text.format(row[name])
+        for name, text in shown
+        if name in row and not (name == "eval/failed_infra" and not row[name])
+    ]
     return f"round {row['step']:>{len(str(steps))}}/{steps}  " + "  ".join(parts)

@@ -162,7 +162,7 @@ class _Batch:
     cache: Any
 
     def keep(self, alive: list[int]) -> None:
-        """Drop all rows but `alive` (positions within the batch)."""
+        """Go on with the rows `alive` (positions within the batch); one that stands twice is copied."""
         index = torch.tensor(alive, device=self.attention_BT.device)
         self.rows = [self.rows[i] for i in alive]
         self.attention_BT = self.attention_BT[index]
@@ -175,8 +175,11 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
     model, device = engine.model, engine.model.device
     limits = [request.sampling.max_tokens for request in requests]
     uniform = [_uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)]
-    ids_BT, attention_BT = _left_pad([request.prompt_ids for request in requests], engine._pad_id, device)
-    batch = _Batch(list(range(len(requests))), attention_BT, DynamicCache(config=model.config))
+    prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
+    ids_BT, attention_BT = _left_pad(prompts, engine._pad_id, device)
+    batch = _Batch(list(range(len(prompts))), attention_BT, DynamicCache(config=model.config))
+    place = {prompt: index for index, prompt in enumerate(prompts)}
+    prompt_of = [place[request.prompt_ids] for request in requests]
     ids: list[list[int]] = [[] for _ in requests]
     logprobs: list[list[float]] = [[] for _ in requests]
     finish = ["length"] * len(requests)
@@ -190,8 +193,14 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
             use_cache=True,
             logits_to_keep=1,
         )
+        logits_BV = output.logits[:, -1]
+        if step == 0:  # a prompt that several rows share (the episodes of a group) was computed once
+            batch.keep(prompt_of)
+            batch.rows = list(range(len(requests)))
+            index = torch.tensor(prompt_of, device=device)
+            logits_BV, position_BT = logits_BV[index], position_BT[index]
         u_B = torch.stack([uniform[row][step] for row in batch.rows]).to(device)
-        token_B, logprob_B = draw(output.logits[:, -1], u_B, requests[0].sampling)
+        token_B, logprob_B = draw(logits_BV, u_B, requests[0].sampling)
         stopped = torch.isin(token_B, engine._stop).tolist()
         alive = []
         rows = zip(batch.rows, token_B.tolist(), logprob_B.tolist(), stopped, strict=True)

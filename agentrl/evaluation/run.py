@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.passk import summarize
+from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies import Policy, Scripted, TokenPolicy, noop
 from agentrl.records import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.rollout import Rollouts, Setting
@@ -84,6 +85,8 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     pool = open_pool(plan.sandbox, size=plan.concurrency or None)
     run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
     done = _recorded(plan, run)
+    if plan.out is not None:
+        claim(plan.out, describe(plan, env, tasks))
     played: list[Episode] = []
     with ExitStack() as parts:
         writer = parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
@@ -116,12 +119,26 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         "seed": plan.seed,
         **summarize(episodes, plan.ks),
         "n_retried": len(attempts) - len(episodes),
+        "n_outside_plan": len({episode.key for episode in done} - {episode.key for episode in attempts}),
         "n_refused": len(refused),
         "refused": refused,
     }
     if plan.out is not None:
         write_json_atomic(plan.out / "eval.json", result)
     return result
+
+
+def describe(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What the score depends on, to compare when an evaluation goes on in its folder."""
+    kind, _, path = plan.policy.partition(":")
+    return {
+        "policy": plan.policy,
+        "model": fingerprint_of(Path(path)) if kind == "hf" else "",
+        "temperature": plan.temperature,
+        "limits": asdict(env.limits),
+        "tools": [spec.schema() for spec in env.tools],
+        "tasks": {task.id: task.fingerprint() for task in tasks},
+    }
 
 
 def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
@@ -198,8 +215,9 @@ def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Epi
 
 
 def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
+    """One episode per task and sample: the scored one if there is one, as an interrupted run may leave others."""
     last: dict[tuple[str, int], Episode] = {}
-    for episode in sorted(episodes, key=lambda episode: episode.key.attempt):
+    for episode in sorted(episodes, key=lambda e: (e.end.ending is not Ending.FAILED, e.key.attempt)):
         last[episode.task.id, episode.key.sample] = episode
     return list(last.values())
 
