@@ -122,6 +122,7 @@ class Run:
             setting, group_size=config.group_size, concurrency=min(concurrency, 256), on_episode=self._record
         )
         self._parts.callback(self.rollouts.close)
+        self._parts.callback(lambda: self.rollouts.run(self.engine.close()))
         # Last, so that a part that cannot be had leaves the folder as it was.
         set_aside(self.folder / "metrics.jsonl", self._is_redone)
         set_aside(self.folder / "episodes.jsonl", self._is_redone)
