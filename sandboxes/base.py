@@ -6,12 +6,14 @@ outside the work area, a limit that is no limit) raise ValueError before anythin
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 SandboxRole = Literal["agent", "grader"]
+Isolation = Literal["reset", "fresh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class ExecResult:
     Attributes:
         stdout: at most the asked number of bytes: head and tail are kept.
         dropped: bytes of output that were cut from the middle of stdout and stderr together.
+        oom: whether the kernel ended a process meanwhile because the sandbox's memory was used up. Known only where
+            the sandbox has a memory cgroup; a limit per process shows as a failing allocation instead.
     """
 
     exit_code: int | None
@@ -30,6 +34,7 @@ class ExecResult:
     timed_out: bool
     dropped: int
     wall_s: float
+    oom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,55 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotEntry:
+    """One entry of a snapshot: permission bits, and the bytes of a file or the target of a link."""
+
+    path: str
+    kind: Literal["file", "dir", "link"]
+    mode: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The tree of a work area as plain data, sorted by path; the first entry is the work area itself, as ".".
+
+    Owner, inodes and times are no part of it, nor are sockets, devices and FIFOs: equal trees give equal snapshots,
+    whatever sandbox they were taken from.
+    """
+
+    entries: tuple[SnapshotEntry, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        return sum(len(entry.data) for entry in self.entries)
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 over all entries."""
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            name = entry.path.encode("utf-8", "surrogateescape")
+            digest.update(b"%d %s %o %d " % (len(name), entry.kind.encode(), entry.mode, len(entry.data)))
+            digest.update(name + entry.data)
+        return digest.hexdigest()
+
+
+FileInfos = list[FileInfo]  # a class with a method `list` cannot say so in its own annotations
+Names = list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one sandbox may use. Memory is per process with bubblewrap and process; output is per stream and command."""
+    """What one sandbox may use. Memory is per process; output is per stream and command.
+
+    Attributes:
+        memory_mb: of one process. Docker also bounds all processes and files: that, 1.25 `disk_mb` and 16 more.
+        disk_mb: of the work area and its temporary directory together.
+        inodes: files and directories of each file system (docker).
+        cpus: processor time per second (docker).
+    """
 
     memory_mb: int = 512
     disk_mb: int = 256
@@ -53,11 +105,42 @@ class SandboxLimits:
     open_files: int = 256
     output_bytes: int = 64_000
     file_bytes: int = 1_000_000
+    inodes: int = 65_536
+    cpus: float = 1.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")
+
+
+class Session(Protocol):
+    """A shell that keeps its directory, variables and functions from one command to the next.
+
+    Commands have /dev/null as their stdin, no terminal, and pipes for output. What a background job prints comes with
+    the output of a later command. The session is over when the sandbox is reset or restored.
+    """
+
+    @property
+    def alive(self) -> bool:
+        """Whether the shell outlived its last command; if not, the next one finds a new shell in the work area."""
+        ...
+
+    async def run(self, command: str, *, timeout_s: float = 30.0) -> ExecResult:
+        """Run a command line and wait until the shell is done with it, not for its background jobs.
+
+        A command that takes too long is ended with the shell and all that descends from it. When the shell itself
+        ends (`exit`, a signal), the result says how.
+
+        Raises:
+            OSError: the session is over, or no shell can be started.
+            SandboxLost: the sandbox itself died or stopped answering.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the shell and all that descends from it; safe to call twice."""
+        ...
 
 
 class Sandbox(Protocol):
@@ -69,9 +152,12 @@ class Sandbox(Protocol):
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
+        cwd: str = ".",
         timeout_s: float = 30.0,
     ) -> ExecResult:
         """Run a command in the work area and wait for its leader's exit (not for pipes to close).
+
+        `cwd` is a directory of the work area that no link leads to; without one there, exit code is 126.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
@@ -91,8 +177,58 @@ class Sandbox(Protocol):
         """Read declared paths. What is missing, no regular file, behind a link or too large is left out."""
         ...
 
-    async def manifest(self) -> list[FileInfo]:
+    async def manifest(self) -> FileInfos:
         """Everything in the work area, sorted by path."""
+        ...
+
+    async def list(self, path: str = ".") -> FileInfos:
+        """What is directly in a directory, sorted by path and without hashes (`sha256` is empty).
+
+        Raises:
+            OSError: there is no such directory, a link leads to it, or it has more than 10,000 entries.
+        """
+        ...
+
+    async def open_session(self, env: Mapping[str, str] | None = None) -> Session:
+        """A shell that keeps its state between commands: bash where there is one, else sh.
+
+        Raises:
+            OSError: there are eight already.
+        """
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """The work area's tree as it is now. Processes may be changing it meanwhile: `kill_all` first, to be sure.
+
+        Raises:
+            OSError: over 32 MB, 10,000 entries or 64 levels.
+        """
+        ...
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Kill every process, empty the work area, and make this tree in it, owned by whom commands run as.
+
+        Nothing is written through a link. On OSError a part of the tree may be there.
+
+        Raises:
+            OSError: there is no room for it, or an entry lies behind a link or in the place of another.
+            SandboxLost: the sandbox cannot be emptied.
+        """
+        ...
+
+    async def verify(self) -> Names:
+        """What differs from the sandbox's start, as names of kinds of things; nothing is changed. Empty after a reset.
+
+        Of a sandbox that shares namespaces with others, only what is its own is compared.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Ask for a sign of life.
+
+        Raises:
+            SandboxLost: there is none.
+        """
         ...
 
     async def reset(self) -> None:

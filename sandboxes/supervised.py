@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import ExecResult, FileInfo, SandboxLimits
+from agentrl.sandboxes.base import ExecResult, FileInfo, FileInfos, Names, SandboxLimits, Session, Snapshot
 from agentrl.sandboxes.client import Peer, Wire
+from agentrl.sandboxes.shell import Fields, Shell, exec_result, malformed, microseconds
 from agentrl.sandboxes.supervisor.frames import MAX_FRAME, PROTOCOL
+from agentrl.sandboxes.trees import entries_of, fields_of
 from agentrl.types import relative_path
 
 GRACE_S = 10.0
 OPEN_S = 30.0
 BATCH_BYTES = MAX_FRAME // 4
+SNAPSHOT_BYTES = MAX_FRAME // 2
 KINDS = {"file", "dir", "link", "other"}
 # One thread per command unless it asks for more: a numeric library would start one per core and meet the limits.
 COMMON_ENV = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -34,6 +37,8 @@ class Place:
         rlimits: names of `resource.RLIMIT_*` in lower case, without the prefix.
         demands: what must be in force, of "traceless", "adopts", "limited".
         uid: that of commands and of their files, where the supervisor is root; None for the supervisor's own.
+        memory: descriptors, as the supervisor has them, of its memory cgroup's events and statistics; without them it
+            looks for the files of a container.
     """
 
     area: str
@@ -43,6 +48,7 @@ class Place:
     rlimits: Mapping[str, int] = field(default_factory=dict)
     demands: frozenset[str] = frozenset()
     uid: int | None = None
+    memory: tuple[int, ...] = ()
 
 
 def rlimits(limits: SandboxLimits) -> dict[str, int]:
@@ -60,6 +66,9 @@ class SupervisedSandbox:
     """A sandbox whose work is done by a supervisor inside it; see `agentrl.sandboxes.base.Sandbox`.
 
     Calls from several tasks of its event loop take turns.
+
+    Attributes:
+        bounded: whether a cgroup bounds its memory in total; else each process is bounded by itself.
     """
 
     def __init__(self, peer: Peer, limits: SandboxLimits) -> None:
@@ -68,6 +77,7 @@ class SupervisedSandbox:
         self._limits = limits
         self._wire = Wire(peer)
         self._turn = asyncio.Lock()
+        self.bounded = False
 
     @classmethod
     async def open(cls, peer: Peer, place: Place, limits: SandboxLimits) -> Self:
@@ -87,13 +97,16 @@ class SupervisedSandbox:
     async def _greet(self, place: Place) -> None:
         limits = ",".join(f"{name}={value}" for name, value in place.rlimits.items())
         uid = "" if place.uid is None else str(place.uid)
-        settings = [place.area, str(int(place.private)), ":".join(place.others), limits, uid, *_settings(place.env)]
+        settings = [place.area, str(int(place.private)), ":".join(place.others), limits, uid]
+        settings += [",".join(map(str, place.memory)), *_settings(place.env)]
         try:
             answer = await self._call("hello", *(os.fsencode(text) for text in settings), timeout_s=OPEN_S)
         except OSError as error:
             raise SandboxLost(f"the supervisor cannot set itself up: {error}") from error
         protocol, *facts = (self._wire.number(value) for value in answer)
-        held = {name for name, fact in zip(("traceless", "adopts", "limited"), facts, strict=False) if fact}
+        names = ("traceless", "adopts", "limited", "bounded")
+        held = {name for name, fact in zip(names, facts, strict=False) if fact}
+        self.bounded = "bounded" in held
         if protocol != PROTOCOL:
             raise SandboxLost(f"the supervisor speaks protocol {protocol}, not {PROTOCOL}")
         if missing := place.demands - held:
@@ -102,7 +115,7 @@ class SupervisedSandbox:
                 " install the Debian package libpython3-stdlib where it runs"
             )
 
-    async def _call(self, verb: str, *arguments: bytes, timeout_s: float = GRACE_S) -> list[bytes]:
+    async def _call(self, verb: str, *arguments: bytes, timeout_s: float = GRACE_S) -> Fields:
         async with self._turn:
             return await self._wire.call([verb.encode(), *arguments], timeout_s)
 
@@ -120,33 +133,38 @@ class SupervisedSandbox:
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
+        cwd: str = ".",
         timeout_s: float = 30.0,
     ) -> ExecResult:
         """Run a command in the work area; 127 is a command that is not there, 126 one that cannot be started.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: no argv, a NUL, or a time that is none.
+            ValueError: no argv, a NUL, a time that is none, or a `cwd` outside.
         """
         words = [*argv, *_settings(env or {})]
         if not argv or not argv[0] or any("\0" in word for word in words):
             raise ValueError(f"argv {list(argv)!r} must name a program, and neither it nor env may hold a NUL")
-        if not 0 < timeout_s < 1e6:
-            raise ValueError(f"timeout_s={timeout_s} must be positive and below 1e6 seconds")
-        head = (b"%d" % int(timeout_s * 1e6), b"%d" % self._limits.output_bytes, stdin, b"%d" % len(argv))
+        cap = self._limits.output_bytes
+        head = (microseconds(timeout_s), b"%d" % cap, stdin, _directory(cwd), b"%d" % len(argv))
         answer = await self._call("exec", *head, *map(os.fsencode, words), timeout_s=timeout_s + GRACE_S)
-        if len(answer) != 6 or max(len(answer[4]), len(answer[5])) > max(self._limits.output_bytes, 8192):
-            raise self._broken("exec")
-        status, timed_out, dropped, wall = (self._wire.number(value) for value in answer[:4])
-        return ExecResult(
-            exit_code=None if status < 0 else status,
-            signal=-status if status < 0 else None,
-            stdout=answer[4],
-            stderr=answer[5],
-            timed_out=bool(timed_out),
-            dropped=dropped,
-            wall_s=wall / 1e6,
-        )
+        return exec_result(self._wire, answer, cap)
+
+    async def open_session(self, env: Mapping[str, str] | None = None) -> Session:
+        """A shell that keeps its state between commands; see `agentrl.sandboxes.base.Session`.
+
+        Raises:
+            OSError: there are eight already.
+            SandboxLost: the sandbox itself died or stopped answering.
+            ValueError: a variable without a name, or with a NUL.
+        """
+        settings = _settings(env or {})
+        if any("\0" in setting for setting in settings):
+            raise ValueError("env of a session must not hold a NUL")
+        answer = await self._call("open", *map(os.fsencode, settings))
+        if len(answer) != 1:
+            raise self._broken("open")
+        return Shell(self._wire, self._call, self._wire.number(answer[0]), self._limits.output_bytes)
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         """Write files, making parent directories; a link in the way is replaced, never followed.
@@ -178,19 +196,31 @@ class SupervisedSandbox:
                 found[paths[at]] = data
         return found
 
-    async def manifest(self) -> list[FileInfo]:
+    async def manifest(self) -> FileInfos:
         """Everything in the work area, sorted by path; a directory that its owner locked is unlocked to look inside.
 
         Raises:
             OSError: over 10,000 entries or 64 levels.
             SandboxLost: the sandbox itself died or stopped answering.
         """
-        answer = await self._call("manifest", timeout_s=3 * GRACE_S)
+        return self._infos(await self._call("manifest", timeout_s=3 * GRACE_S))
+
+    async def list(self, path: str = ".") -> FileInfos:
+        """What is directly in a directory, sorted by path and without hashes.
+
+        Raises:
+            OSError: there is no such directory, a link leads to it, or it has more than 10,000 entries.
+            SandboxLost: the sandbox itself died or stopped answering.
+            ValueError: the path leaves the work area.
+        """
+        return self._infos(await self._call("list", _directory(path)))
+
+    def _infos(self, answer: Sequence[bytes]) -> FileInfos:
         if len(answer) % 5:
             raise self._broken("manifest")
         return sorted((self._info(answer[at : at + 5]) for at in range(0, len(answer), 5)), key=lambda info: info.path)
 
-    def _info(self, row: list[bytes]) -> FileInfo:
+    def _info(self, row: Sequence[bytes]) -> FileInfo:
         kind = row[1].decode("ascii", "replace")
         if kind not in KINDS:
             raise self._broken("manifest")
@@ -201,6 +231,36 @@ class SupervisedSandbox:
             size=self._wire.number(row[3]),
             sha256=row[4].decode("ascii", "replace"),
         )
+
+    async def snapshot(self) -> Snapshot:
+        """The work area's tree as it is now.
+
+        Raises:
+            OSError: over SNAPSHOT_BYTES, 10,000 entries or 64 levels.
+            SandboxLost: the sandbox itself died or stopped answering.
+        """
+        answer = await self._call("snapshot", b"%d" % SNAPSHOT_BYTES, timeout_s=3 * GRACE_S)
+        return Snapshot(entries_of(self._wire, answer, SNAPSHOT_BYTES))
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Kill every process, empty the work area, and make this tree in it.
+
+        Raises:
+            OSError: there is no room for it, or an entry lies behind a link or in the place of another.
+            SandboxLost: the sandbox cannot be emptied, or died or stopped answering.
+            ValueError: a path leaves the work area, or the tree is larger than SNAPSHOT_BYTES.
+        """
+        if snapshot.size > SNAPSHOT_BYTES:
+            raise ValueError(f"a snapshot of {snapshot.size} bytes is over the {SNAPSHOT_BYTES} that a sandbox takes")
+        await self._call("restore", *fields_of(snapshot), timeout_s=3 * GRACE_S)
+
+    async def verify(self) -> Names:
+        """What differs from the sandbox's start, as names of kinds of things; nothing is changed.
+
+        Raises:
+            SandboxLost: the sandbox itself died or stopped answering.
+        """
+        return [name.decode("ascii", "replace") for name in await self._call("verify")]
 
     async def reset(self) -> None:
         """Kill every process of the sandbox, empty its work area, and verify both.
@@ -224,10 +284,15 @@ class SupervisedSandbox:
         await self._wire.peer.gone()
 
     def _broken(self, verb: str) -> SandboxLost:
-        return self._wire.broken(f"the supervisor broke the protocol: a malformed answer to {verb}")
+        return malformed(self._wire, verb)
 
 
-def _settings(env: Mapping[str, str]) -> list[str]:
+def _directory(path: str) -> bytes:
+    """A directory as the supervisor wants it: empty for the work area itself."""
+    return b"" if path == "." else os.fsencode(relative_path(path))
+
+
+def _settings(env: Mapping[str, str]) -> Names:
     """`NAME=value` for each variable.
 
     Raises:

@@ -119,6 +119,12 @@ class Fake:
     def words(self):
         return "last words"
 
+    async def cause(self):
+        return ""
+
+    def unwrap(self, data):
+        return data
+
     def hang_up(self):
         self.hung_up += 1
         self.sock.close()
@@ -180,9 +186,9 @@ def test_no_answer_in_time_ends_the_sandbox():
     "answer",
     [
         [b"ok"],
-        [b"ok", b"0", b"0", b"0", b"1", b"x" * 100_000, b""],
-        [b"ok", b"0", b"0", b"nan", b"1", b"", b""],
-        [b"ok", b"0", b"0", b"0", b"9" * 5000, b"", b""],
+        [b"ok", b"0", b"0", b"0", b"1", b"0", b"x" * 100_000, b""],
+        [b"ok", b"0", b"0", b"nan", b"1", b"0", b"", b""],
+        [b"ok", b"0", b"0", b"0", b"9" * 5000, b"0", b"", b""],
     ],
 )
 def test_a_malformed_exec_answer_is_no_result(answer):
@@ -214,7 +220,7 @@ def test_get_takes_only_what_was_asked_for():
 def test_a_supervisor_that_cannot_protect_itself_is_refused():
     async def main():
         peer = Fake()
-        peer.other.send(encode(1, [b"ok", b"1", b"0", b"1", b"0"]))
+        peer.other.send(encode(1, [b"ok", b"2", b"0", b"1", b"0", b"0"]))
         place = Place(area="/x", private=True, demands=frozenset({"traceless", "adopts", "limited"}))
         with pytest.raises(SandboxLost, match=r"cannot be limited, traceless.*libpython3-stdlib"):
             await SupervisedSandbox.open(peer, place, SandboxLimits())

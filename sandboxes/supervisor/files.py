@@ -148,11 +148,32 @@ def put_file(root: int, path: bytes, data: bytes) -> None:
     finally:
         os.close(at)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, data)
     finally:
         os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def walk(root: int, path: bytes) -> int:
+    """A handle of a directory below, for entering it; empty for the root itself. No link is followed.
+
+    Raises:
+        OSError: it is not there, no directory, or behind a link.
+    """
+    at = os.dup(root)
+    for part in components(path) if path else ():
+        try:
+            inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        finally:
+            os.close(at)
+        at = inner
+    return at
 
 
 def get_file(root: int, path: bytes, cap: int) -> bytes | None:
@@ -209,7 +230,27 @@ def manifest(root: int) -> list[bytes]:
     return fields
 
 
-def describe(directory: int, name: bytes) -> list[bytes]:
+def listing(root: int, path: bytes) -> list[bytes]:
+    """Five fields, as in a manifest but without hashes, for each entry directly in a directory.
+
+    Raises:
+        OSError: there is no such directory, it is behind a link, or has more than MANIFEST_ENTRIES entries.
+    """
+    fields: list[bytes] = []
+    directory = descend(root, path)
+    try:
+        for name, _ in entries(directory, MANIFEST_ENTRIES):
+            try:
+                row = describe(directory, name, hashed=False)
+            except FileNotFoundError:  # a process of the agent is at work meanwhile
+                continue
+            fields += [path + b"/" + name if path else name, *row]
+    finally:
+        os.close(directory)
+    return fields
+
+
+def describe(directory: int, name: bytes, hashed: bool = True) -> list[bytes]:
     """Kind, permission bits, size and sha256 (of files only) of one entry."""
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     kind, digest = b"other", b""
@@ -218,7 +259,7 @@ def describe(directory: int, name: bytes) -> list[bytes]:
     elif stat.S_ISLNK(info.st_mode):
         kind = b"link"
     elif stat.S_ISREG(info.st_mode):
-        kind, digest = b"file", hash_file(directory, name)
+        kind, digest = b"file", hash_file(directory, name) if hashed else b""
     return [kind, b"%d" % stat.S_IMODE(info.st_mode), b"%d" % info.st_size, digest]
 
 

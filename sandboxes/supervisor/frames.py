@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 64 << 20
 MAX_FIELDS = 1 << 16
 HEADER = struct.Struct("<II")

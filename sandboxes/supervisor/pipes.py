@@ -68,8 +68,8 @@ class Pipes:
         return write, read
 
     def feed(self, fd: int, data: bytes, last: bool) -> None:
-        """Write data to our end of an input while we wait; after the `last` it is closed."""
-        self._sources[fd] = memoryview(data)
+        """Write data to our end of an input while we wait, after what is not written yet; the `last` closes it."""
+        self._sources[fd] = memoryview(bytes(self._sources.get(fd, b"")) + data)
         if last:
             self._kept.discard(fd)
         self._poll.register(fd, select.POLLOUT)

@@ -53,6 +53,11 @@ class Processes:
         """The exit code of a program that `spawn` started, negative for a signal; None while it runs. Told once."""
         return self._ended.pop(pid, None)
 
+    def forget(self) -> None:
+        """Watch for the end of no program any more."""
+        self._watched.clear()
+        self._ended.clear()
+
     def reap(self) -> None:
         """Collect whatever has ended."""
         try:  # noqa: SIM105 - contextlib is not worth its import time in every sandbox
@@ -87,7 +92,8 @@ class Processes:
         if self.has_none():
             return {}
         table = self._census()
-        return {pid: start for pid, (_, start) in table.items() if not besides or not _below(pid, table, besides.__eq__)}
+        others = [pid for pid in table if not _below(pid, table, besides.__eq__)] if besides else table
+        return {pid: table[pid][1] for pid in others}
 
     def kill(self, spared: Background) -> None:
         """End every process below this one but the spared ones and what descends from those.

@@ -9,23 +9,20 @@ import stat
 import sys
 import time
 
-from agentrl.sandboxes.supervisor import files
+from agentrl.sandboxes.supervisor import files, snapshot, standing
 from agentrl.sandboxes.supervisor.command import Command
 from agentrl.sandboxes.supervisor.frames import PROTOCOL, Decoder, Fatal, FrameError, encode
+from agentrl.sandboxes.supervisor.memory import Memory
 from agentrl.sandboxes.supervisor.processes import CHUNK, Processes
+from agentrl.sandboxes.supervisor.proof import Proof
 from agentrl.sandboxes.supervisor.rights import Rights
+from agentrl.sandboxes.supervisor.session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VERIFY_S = 0.5
-PR_SET_DUMPABLE = 4
-PR_SET_CHILD_SUBREAPER = 36
-OOM_SCORE = 500
-# What the kernel keeps for a namespace when its processes and files are gone.
-RESIDUE = ("sysvipc/shm", "sysvipc/sem", "sysvipc/msg", "net/udp", "net/udp6", "net/unix")
-TCP = ("net/tcp", "net/tcp6")
+SESSIONS = 8
 
 
 class Supervisor:
@@ -40,9 +37,11 @@ class Supervisor:
         self._area = self._work = -1
         self._root = b""
         self._wiped: dict[int, int] = {}  # directory -> its mode
-        self._private = False
         self._env: dict[bytes, bytes] = {}
-        self._baseline: list[bytes] = []
+        self._memory = Memory([], private=False)
+        self._proof = Proof([], self._memory, private=False)
+        self._sessions: dict[int, Session] = {}
+        self._session_count = 0  # over the whole life: an id is never used again
         self._verbs: dict[bytes, Callable[[list[bytes]], list[bytes]]] = {
             b"hello": self._hello,
             b"ping": lambda _: [],
@@ -50,7 +49,14 @@ class Supervisor:
             b"put": self._put,
             b"get": self._get,
             b"manifest": self._manifest,
+            b"list": self._list,
+            b"snapshot": self._snapshot,
+            b"restore": self._restore,
+            b"open": self._open,
+            b"run": self._run,
+            b"end": self._end,
             b"kill": self._kill,
+            b"verify": lambda _: [name.encode() for name in self._proof.differences()],
             b"reset": self._reset,
         }
 
@@ -62,15 +68,24 @@ class Supervisor:
             FrameError: the host does not speak our protocol.
         """
         while (frame := self._receive()) is not None:
-            request_id, (verb, *arguments) = frame
+            request_id, request = frame
             try:
-                fields = [b"ok", *self._verbs[verb](arguments)]
-            except OSError as error:
-                fields = [b"error", b"%d" % (error.errno or 0), str(error.strerror or error).encode()]
+                answer = encode(request_id, self._answer(request))
+            except FrameError as error:  # an answer that is too long, as an agent's names can be
+                answer = encode(request_id, [b"error", b"%d" % errno.EFBIG, str(error).encode()])
             except (Fatal, MemoryError) as error:
                 self._send(encode(request_id, [b"fatal", f"{type(error).__name__}: {error}".encode()]))
                 raise
-            self._send(encode(request_id, fields))
+            self._send(answer)
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        try:
+            verb, *arguments = request
+            return [b"ok", *self._verbs[verb](arguments)]
+        except OSError as error:
+            return [b"error", b"%d" % (error.errno or 0), str(error.strerror or error).encode()]
+        except (ValueError, KeyError) as error:
+            raise Fatal(f"no request: {error!r}") from error
 
     def end(self) -> None:
         """End everything that was started here and leave nothing behind."""
@@ -101,49 +116,109 @@ class Supervisor:
             view = view[os.write(self._write, view) :]
 
     def _hello(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`, limits, uid, env…
+        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`, limits, uid, memory, env…
 
         Limits are `name=value` by `,` with the names of `resource` in lower case; the uid is that of commands, empty
-        for this program's own. Answers protocol, whether this program cannot be traced, whether orphans come to it,
-        whether the limits hold.
+        for this program's own; memory is the descriptors of `Memory` by `,`, if there are any. Answers protocol,
+        whether this program cannot be traced, whether orphans come to it, whether the limits hold, and whether a
+        memory cgroup is in sight.
         """
-        area, private, others, limits, uid, *env = arguments
+        area, flag, others, limits, uid, memory, *env = arguments
+        private = flag == b"1"
         self._rights = self._processes.rights = Rights(int(uid) if uid else None)
-        self._private = private == b"1"
+        self._memory = Memory([int(fd) for fd in memory.split(b",") if fd], private)
         self._env = _pairs(env)
         self._root = area
         self._area = os.open(area, files.DIRECTORY)
         directories = [self._area, *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path)]
         self._wiped = {directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories}
-        if self._private:
-            _prefer_as_victim()
-        traceless = _prctl(PR_SET_DUMPABLE, 0) or self._rights.uid is not None
-        adopts = self._processes.is_init or _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        limited = _limit(limits)
+        if private:
+            standing.prefer_as_victim()
+        traceless = standing.set_property(standing.PR_SET_DUMPABLE, 0) or self._rights.uid is not None
+        adopts = self._processes.is_init or standing.set_property(standing.PR_SET_CHILD_SUBREAPER, 1)
+        limited = standing.limit(limits)
         self._furnish()
-        self._baseline = self._fingerprint()
-        return [b"%d" % value for value in (PROTOCOL, traceless, adopts, limited)]
+        self._proof = Proof(directories, self._memory, private)
+        return [b"%d" % value for value in (PROTOCOL, traceless, adopts, limited, self._memory.known)]
 
     def _exec(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: timeout, output cap, stdin, argument count, argv…, env….
+        """Arguments: timeout, output cap, stdin, directory (empty: the work area), argument count, argv…, env….
 
-        Answers status (negative: signal), timed out, dropped, wall time, stdout, stderr.
+        Answers status (negative: signal), timed out, dropped, wall time, whether memory ran out, stdout, stderr.
         """
-        timeout, cap, stdin, count, *rest = arguments
+        timeout, cap, stdin, cwd, count, *rest = arguments
         argv, env = rest[: int(count)], {**self._env, **_pairs(rest[int(count) :])}
-        begin = time.monotonic()
+        begin, kills = time.monotonic(), self._memory.kills()
+        try:
+            self._enter(cwd)
+        except OSError as error:
+            return _unstarted(126, b"cannot enter %s: %s\n" % (cwd[:200], (error.strerror or "?").encode()))
         try:
             command = Command(self._processes, argv, env, stdin, int(cap))
         except OSError as error:
             # As shells do: 127 not found, 126 found but not started.
             status = 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
-            text = b"cannot start %s: %s\n" % (argv[0][:200], (error.strerror or "?").encode())
-            return [b"%d" % status, b"0", b"0", b"%d" % _since(begin), b"", text]
-        abandoned = self._decoder.pending
-        status = command.run(0.0 if abandoned else int(timeout) / 1e6, self._read)
-        stdout, stderr = command.outputs
-        numbers = (status, command.timed_out, stdout.dropped + stderr.dropped, _since(begin))
-        return [*(b"%d" % number for number in numbers), stdout.value(), stderr.value()]
+            return _unstarted(status, b"cannot start %s: %s\n" % (argv[0][:200], (error.strerror or "?").encode()))
+        finally:
+            if cwd:
+                self._enter(b"")
+        status = command.run(self._allowed(timeout), self._read)
+        return self._outcome(status, command, begin, kills)
+
+    def _enter(self, path: bytes) -> None:
+        """Make a directory of the work area the one that programs start in; back home, a locked one is unlocked."""
+        if path:
+            with self._rights:
+                handle = files.walk(self._work, path)
+                try:
+                    os.fchdir(handle)
+                finally:
+                    os.close(handle)
+            return
+        try:
+            os.fchdir(self._work)
+        except PermissionError:
+            os.fchmod(self._work, 0o700)
+            os.fchdir(self._work)
+
+    def _allowed(self, timeout: bytes) -> float:
+        """The time of a command in seconds: none if the host has lost interest in it."""
+        return 0.0 if self._decoder.pending else int(timeout) / 1e6
+
+    def _outcome(self, status: int, ended: Command | Session, begin: float, kills: int) -> list[bytes]:
+        stdout, stderr = ended.outputs
+        numbers = (status, ended.timed_out, stdout.dropped + stderr.dropped, _since(begin))
+        oom = self._memory.kills() > kills
+        return [*(b"%d" % number for number in (*numbers, oom)), stdout.value(), stderr.value()]
+
+    def _open(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: env…. Answers the id of a new session, whose shell starts with its first command."""
+        if len(self._sessions) >= SESSIONS:
+            raise OSError(errno.EMFILE, f"more than {SESSIONS} open sessions")
+        self._session_count += 1
+        self._sessions[self._session_count] = Session(self._processes, {**self._env, **_pairs(arguments)})
+        return [b"%d" % self._session_count]
+
+    def _run(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: session, timeout, output cap, command. Answers as `exec` does, and whether the shell lives on."""
+        number, timeout, cap, text = arguments
+        begin, kills = time.monotonic(), self._memory.kills()
+        session = self._session(number)
+        status = session.run(text, self._allowed(timeout), int(cap), self._read)
+        return [*self._outcome(status, session, begin, kills), b"%d" % session.alive]
+
+    def _end(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: session. Ends its shell and what still descends from it."""
+        (number,) = arguments
+        session = self._session(number)
+        session.end()
+        del self._sessions[int(number)]
+        return []
+
+    def _session(self, number: bytes) -> Session:
+        if int(number) not in self._sessions:
+            raise OSError(errno.ESTALE, "the session is over: it was closed, or the sandbox was reset or restored")
+        return self._sessions[int(number)]
 
     def _put(self, arguments: list[bytes]) -> list[bytes]:
         with self._rights:
@@ -166,6 +241,25 @@ class Supervisor:
         with self._rights:
             return files.manifest(self._work)
 
+    def _list(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: directory (empty: the work area). Answers as `manifest` does, without hashes."""
+        (path,) = arguments
+        with self._rights:
+            return files.listing(self._work, path)
+
+    def _snapshot(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: size cap. Answers the entries of the work area."""
+        (cap,) = arguments
+        with self._rights:
+            return snapshot.take(self._work, int(cap))
+
+    def _restore(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: entries…. Everything ends and goes, as in a reset, and they are made instead."""
+        self._clear()
+        with self._rights:
+            snapshot.restore(self._work, arguments)
+        return []
+
     def _kill(self, _: list[bytes]) -> list[bytes]:
         self._processes.kill({})
         return []
@@ -176,7 +270,21 @@ class Supervisor:
         Raises:
             Fatal: something is left or could not be removed.
         """
+        self._clear()
+        self._proof.check()
+        return []
+
+    def _clear(self) -> None:
+        """End every process and session, and make the work area anew.
+
+        Raises:
+            Fatal: something could not be removed.
+        """
         self._processes.kill({})
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._processes.forget()
         try:
             for directory, mode in self._wiped.items():
                 self._empty(directory, mode)
@@ -184,15 +292,6 @@ class Supervisor:
             self._furnish()
         except OSError as error:
             raise Fatal(f"the work area cannot be emptied: {error}") from error
-        deadline = time.monotonic() + VERIFY_S
-        while (now := self._fingerprint()) != self._baseline:
-            # The kernel frees sockets in flight and the like a moment after their processes.
-            if time.monotonic() > deadline:
-                names = ("tmpfs", *RESIDUE, *TCP)
-                changed = [name for name, old, new in zip(names, self._baseline, now, strict=True) if old != new]
-                raise Fatal(f"the sandbox differs from its start in {', '.join(changed)}")
-            time.sleep(0.01)
-        return []
 
     def _empty(self, directory: int, mode: int) -> None:
         """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what an agent made."""
@@ -213,30 +312,10 @@ class Supervisor:
         self._work = os.open("work", files.DIRECTORY, dir_fd=self._area)
         os.fchdir(self._work)
 
-    def _fingerprint(self) -> list[bytes]:
-        """What tells a used sandbox from a new one, where the namespaces are ours alone; else nothing."""
-        if not self._private:
-            return []
-        spaces = [os.fstatvfs(directory) for directory in self._wiped]
-        prints = [repr([(space.f_bfree, space.f_ffree) for space in spaces]).encode()]
-        prints += [_proc(name) for name in RESIDUE]
-        # Listing TCP sockets walks the kernel's whole hash table (1.4 ms each): only where the counters are not zero.
-        idle = b" inuse 0 " in (tcp := _line(_proc("net/sockstat"), b"TCP:")) and b" tw 0 " in tcp
-        idle = idle and _line(_proc("net/sockstat6"), b"TCP6:").endswith(b" inuse 0")
-        return prints + [b"" if idle else b"".join(_proc(name).splitlines()[1:]) for name in TCP]
 
-
-def _proc(name: str) -> bytes:
-    """A file of /proc; empty where the kernel was built without it."""
-    try:
-        with open(f"/proc/{name}", "rb") as file:
-            return file.read(CHUNK)
-    except FileNotFoundError:
-        return b""
-
-
-def _line(text: bytes, start: bytes) -> bytes:
-    return next((line for line in text.splitlines() if line.startswith(start)), b"")
+def _unstarted(status: int, text: bytes) -> list[bytes]:
+    """The answer to a command that could not be started."""
+    return [b"%d" % status, b"0", b"0", b"0", b"0", b"", text]
 
 
 def _pairs(settings: list[bytes]) -> dict[bytes, bytes]:
@@ -245,40 +324,6 @@ def _pairs(settings: list[bytes]) -> dict[bytes, bytes]:
 
 def _since(begin: float) -> int:
     return int((time.monotonic() - begin) * 1e6)
-
-
-def _prctl(option: int, value: int) -> bool:
-    """Set a property of this process; False where `ctypes` is missing or the kernel refuses."""
-    try:
-        import ctypes
-    except ImportError:
-        return False
-    return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
-
-
-def _prefer_as_victim() -> None:
-    """When memory runs out, the kernel shall end what runs here before it ends the host's work."""
-    with open("/proc/self/oom_score_adj", "r+") as file:
-        if int(file.read()) < OOM_SCORE:
-            file.seek(0)
-            file.write(str(OOM_SCORE))
-
-
-def _limit(limits: bytes) -> bool:
-    """Bind this process and all that it will start; False where `resource` is missing."""
-    try:
-        import resource
-    except ImportError:
-        return False
-    for item in filter(None, limits.decode().split(",")):
-        name, _, text = item.partition("=")
-        number = getattr(resource, f"RLIMIT_{name.upper()}")
-        value = int(text)
-        ceiling = resource.getrlimit(number)[1]
-        if ceiling != resource.RLIM_INFINITY:
-            value = min(value, ceiling)
-        resource.setrlimit(number, (value, value))
-    return True
 
 
 def main() -> None:

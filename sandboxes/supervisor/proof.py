@@ -1,0 +1,133 @@
+"""The fingerprint of a sandbox: what tells a used one from a new one, compared after every reset.
+
+Left out because nothing can be read from them later: inode numbers, times, counters of the kernel, warmth of caches.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from agentrl.sandboxes.supervisor.frames import Fatal
+from agentrl.sandboxes.supervisor.processes import CHUNK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentrl.sandboxes.supervisor.memory import Memory
+
+VERIFY_S = 0.5
+PAUSE_S = 0.005
+# Slack for the pages that each processor charges ahead, and for what the supervisor itself allocates.
+CHARGE_BYTES = 16 << 20
+IPC = ("sysvipc/shm", "sysvipc/sem", "sysvipc/msg")
+# What a namespace could be given beyond objects; all of it is written through /proc/sys or a call of root.
+SYSCTLS = (
+    "kernel/sem",
+    "kernel/shmmax",
+    "kernel/msgmax",
+    "fs/mqueue/msg_max",
+    "net/ipv4/ip_unprivileged_port_start",
+    "net/ipv4/ping_group_range",
+    "net/ipv4/tcp_max_tw_buckets",
+)
+MEMORY_FILES = (b"tmpfs", b"ramfs")
+
+
+class Proof:
+    """Looks at what is left in a sandbox: taken when it is new, repeated to compare.
+
+    Attributes:
+        private: the namespaces serve this sandbox alone; where they do not, only its own directories, processes and
+            descriptors are compared.
+    """
+
+    def __init__(self, wiped: list[int], memory: Memory, private: bool) -> None:
+        """Take the fingerprint of a new sandbox; `wiped` are the directories that a reset empties."""
+        self._wiped = wiped
+        self._memory = memory
+        self._looks: dict[str, Callable[[], object]] = {"roots": self._roots, "descriptors": _descriptors}
+        if private:
+            self._spaces = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _writable()]
+            self._looks |= {"mounts": lambda: _proc("self/mountinfo"), "space": self._space, "processes": _pids}
+            self._looks |= {"ipc": lambda: [_proc(name) for name in IPC], "sockets": _sockets, "sysctls": _sysctls}
+        self._start = {name: look() for name, look in self._looks.items()}
+        self._charge = memory.charge() if private else None
+
+    def differences(self) -> list[str]:
+        """The names of what is not as it was at the start."""
+        found = [name for name, look in self._looks.items() if look() != self._start[name]]
+        if self._charge is not None and (self._memory.charge() or 0) > self._charge + CHARGE_BYTES:
+            found.append("memory")
+        return found
+
+    def check(self) -> None:
+        """Compare with the start.
+
+        Raises:
+            Fatal: something differs, and still does after VERIFY_S.
+        """
+        deadline = time.monotonic() + VERIFY_S
+        while found := self.differences():
+            # The kernel frees sockets in flight and the like a moment after their processes.
+            if time.monotonic() > deadline:
+                raise Fatal(f"the sandbox differs from its start in {', '.join(found)}")
+            time.sleep(PAUSE_S)
+
+    def _roots(self) -> list[object]:
+        """Entries, owner, mode and attributes of the directories that stay."""
+        rows: list[object] = []
+        for directory in self._wiped:
+            info = os.fstat(directory)
+            names = sorted(os.listdir(directory))
+            rows.append((names, info.st_mode, info.st_uid, info.st_gid, os.listxattr(directory)))
+        return rows
+
+    def _space(self) -> list[object]:
+        """Free blocks and inodes: also those that an unlinked file holds which some process or socket keeps open."""
+        spaces = [os.fstatvfs(mount) for mount in self._spaces]
+        return [(space.f_blocks, space.f_bfree, space.f_files, space.f_ffree) for space in spaces]
+
+
+def _writable() -> list[bytes]:
+    """Mount points of file systems in memory that can be written to; other ones are not this sandbox's alone."""
+    points: dict[bytes, bytes] = {}
+    for line in _proc("self/mountinfo").splitlines():
+        fields, _, (kind, *_) = (part.split() for part in line.partition(b" - "))
+        if kind in MEMORY_FILES and b"rw" in fields[5].split(b","):
+            points.setdefault(fields[2], fields[4].decode("unicode_escape").encode("latin-1"))
+    return list(points.values())
+
+
+def _pids() -> list[str]:
+    return [name for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _sysctls() -> list[object]:
+    return [os.uname().nodename, *(_proc(f"sys/{name}") for name in SYSCTLS)]
+
+
+def _sockets() -> list[bytes]:
+    """How many there are of any family, the names of the local ones, and the TCP connections that linger.
+
+    Listing TCP walks the kernel's whole hash table (1.4 ms each): only where the counters are not zero.
+    """
+    four, six = _proc("net/sockstat").splitlines(), _proc("net/sockstat6").splitlines()
+    counts = [line for line in four + six if not line.startswith((b"TCP:", b"UDP:"))]
+    counts += [b" ".join(line.split()[:7]) for line in four if line.startswith(b"TCP:")]
+    counts += [b" ".join(line.split()[:3]) for line in four if line.startswith(b"UDP:")]
+    return [*counts, _proc("net/unix")]
+
+
+def _proc(name: str) -> bytes:
+    """A file of /proc; empty where the kernel was built without it."""
+    try:
+        with open(f"/proc/{name}", "rb", buffering=0) as file:
+            return file.read(CHUNK) or b""
+    except FileNotFoundError:
+        return b""
