@@ -27,6 +27,18 @@ class Peer(Protocol):
         """What it said on its way down, for the message of a failure."""
         ...
 
+    async def cause(self) -> str:
+        """Why it ended, where somebody else than itself knows; else empty. Takes a second at most."""
+        ...
+
+    def unwrap(self, data: bytes) -> bytes:
+        """What the supervisor wrote, out of what came over the socket.
+
+        Raises:
+            FrameError: it cannot be told.
+        """
+        ...
+
     def hang_up(self) -> None:
         """Close the socket and start its end, without waiting; safe to call twice."""
         ...
@@ -69,6 +81,9 @@ class Wire:
             if self.lost is None:  # the next request makes the supervisor end the running command
                 self._request([b"ping"])
             raise
+        except SandboxLost as error:
+            cause = await self.peer.cause()
+            raise SandboxLost(f"{error}: {cause}" if cause else str(error)) from error
         finally:
             timer.cancel()
         return self._judge(status, values)
@@ -141,7 +156,7 @@ class Wire:
             self.lose("the supervisor ended")
             return
         try:
-            self._decoder.feed(data)
+            self._decoder.feed(self.peer.unwrap(data))
             while self.lost is None and (frame := self._decoder.next()) is not None:
                 self._answer(*frame)
         except FrameError as error:

@@ -103,6 +103,14 @@ class Child:
         tail = os.pread(self._stderr, STDERR_BYTES, max(0, size - STDERR_BYTES))
         return tail.decode("utf-8", "replace").strip()
 
+    async def cause(self) -> str:
+        """Empty: what it had to say is in `words`."""
+        return ""
+
+    def unwrap(self, data: bytes) -> bytes:
+        """The same bytes: there is nothing between us."""
+        return data
+
     def hang_up(self) -> None:
         """Close our end; where nothing needs cleaning up, kill at once. Safe to call twice."""
         self.sock.close()

@@ -20,11 +20,11 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NR, _ARCH, _ARGUMENT = 0, 4, 16
 # Newer calls, and x86-64's x32 variants, are unknown to the program that asks: it falls back to older ones.
 _FIRST_UNKNOWN = 453
-_NEW_NAMESPACES = 0x7E020000
-_LOCAL_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
+NEW_NAMESPACES = 0x7E020000
+LOCAL_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 
 # name: (x86-64, arm64)
-_DENIED = {
+DENIED = {
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
@@ -57,7 +57,7 @@ _DENIED = {
     "syslog": (103, 116),
 }
 # name: numbers, and the index of the argument that may not be 1
-_NOT_THE_SUPERVISOR = {
+NOT_THE_SUPERVISOR = {
     "prlimit64": ((302, 261), 0),
     "sched_setparam": ((142, 118), 0),
     "sched_setscheduler": ((144, 119), 0),
@@ -67,7 +67,7 @@ _NOT_THE_SUPERVISOR = {
     "ioprio_set": ((251, 30), 1),
 }
 # name: numbers, and the only value of argument 0: one process, no group or user
-_ONE_PROCESS = {"setpriority": ((141, 140), 0), "ioprio_set": ((251, 30), 1)}
+ONE_PROCESS = {"setpriority": ((141, 140), 0), "ioprio_set": ((251, 30), 1)}
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 
 
@@ -94,14 +94,14 @@ def program(machine: str | None = None) -> bytes:
     code = [_op(_LOAD, _ARCH), _op(_EQUAL, audit, 1, 0), _op(_RETURN, refuse)]
     code += [_op(_LOAD, _NR), _op(_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _op(_RETURN, unknown)]
     code += _rule(_CLONE3[at], [_op(_RETURN, unknown)])
-    for numbers in _DENIED.values():
+    for numbers in DENIED.values():
         code += _rule(numbers[at], [_op(_RETURN, refuse)])
-    code += _rule(_CLONE[at], [_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _op(_RETURN, refuse)])
-    for numbers, index in _NOT_THE_SUPERVISOR.values():
+    code += _rule(_CLONE[at], [_argument(0), _op(_ANY_BIT, NEW_NAMESPACES, 0, 1), _op(_RETURN, refuse)])
+    for numbers, index in NOT_THE_SUPERVISOR.values():
         code += _rule(numbers[at], [_argument(index), _op(_EQUAL, 1, 0, 1), _op(_RETURN, refuse)])
-    for numbers, value in _ONE_PROCESS.values():
+    for numbers, value in ONE_PROCESS.values():
         code += _rule(numbers[at], [_argument(0), _op(_EQUAL, value, 1, 0), _op(_RETURN, refuse)])
-    known = [_op(_EQUAL, family, len(_LOCAL_FAMILIES) - place, 0) for place, family in enumerate(_LOCAL_FAMILIES)]
+    known = [_op(_EQUAL, family, len(LOCAL_FAMILIES) - place, 0) for place, family in enumerate(LOCAL_FAMILIES)]
     code += _rule(_SOCKET[at], [_argument(0), *known, _op(_RETURN, refuse)])
     return b"".join([*code, _op(_RETURN, _ALLOW)])
 

@@ -50,16 +50,22 @@ class Room:
 async def prove_apart(sandbox: Sandbox) -> None:
     """Let a sandbox show, by looking only, that it runs on another kernel or in namespaces of its own.
 
+    It may share the user namespace if its commands are a user who is neither root nor us and has no capability.
+
     Raises:
         Broken: it shares one with this machine, or cannot tell.
     """
     here = [Path(_BOOT_ID).read_text().strip(), *(os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES)]
     links = " ".join(f"/proc/self/ns/{name}" for name in _NAMESPACES)
-    seen = await sandbox.exec(["sh", "-c", f"cat {_BOOT_ID} && readlink {links}"])
+    facts = "id -u && grep CapEff: /proc/self/status | cut -f 2"
+    seen = await sandbox.exec(["sh", "-c", f"cat {_BOOT_ID} && readlink {links} && {facts}"])
     there = seen.stdout.decode("utf-8", "replace").split()
-    if len(there) != len(here):
+    if len(there) != len(here) + 2:
         raise Broken(f"not tried, as the sandbox cannot show that it is apart from this machine: {seen}")
+    *there, uid, capabilities = there
     shared = [link for link, other in zip(here[1:], there[1:], strict=True) if link == other]
+    if uid not in ("0", str(os.geteuid())) and not capabilities.strip("0"):
+        shared = [link for link in shared if not link.startswith("user:")]
     if there[0] == here[0] and shared:
         raise Broken(f"not tried, as the sandbox shares {', '.join(shared)} with this machine")
 

@@ -1,0 +1,157 @@
+"""Sandboxes made of Docker containers: one hardened container each, with our supervisor as process 1."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from agentrl.errors import ConfigError, SandboxLost
+from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
+from agentrl.sandboxes.docker.container import AREA, Container, Spec, rlimits
+from agentrl.sandboxes.docker.daemon import Daemon, default_url, unreachable
+from agentrl.sandboxes.docker.images import DEFAULT_PATH, Layered, daemon_has, image_of
+from agentrl.sandboxes.docker.owner import Owner, Uid
+from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
+
+_THREADS = 32
+_LIFETIME_S = 7 * 86_400.0
+_REST_S = 10.0
+
+
+class DockerBackend:
+    """One long-lived container per sandbox, on one daemon or shared out over several.
+
+    Inside: the image read-only, no network but a loopback, a work area, /tmp and /dev/shm in memory with caps on size
+    and number of files, no capability for commands, one uid of its own per sandbox, our system-call profile, and limits
+    by a control group. The container ends when its connection to this process does.
+    """
+
+    name = "docker"
+    is_boundary = True
+
+    def __init__(
+        self,
+        image: str | None = None,
+        *,
+        url: str | None = None,
+        runtime: str | None = None,
+        userns: str | None = None,
+        network: str = "none",
+        lifetime_s: float = _LIFETIME_S,
+    ) -> None:
+        """Nothing is asked of a daemon before the first sandbox.
+
+        Args:
+            image: for both roles; None for AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE, or what
+                `agentrl images build` made.
+            url: of the daemon, as in DOCKER_HOST; several with commas between them.
+            runtime: an OCI runtime that the daemons know, as runsc or kata; None for their default.
+            userns: user-namespace mode of the containers; None for the daemons' default.
+            network: "none" is all there is.
+            lifetime_s: age at which another machine's start may take a container for abandoned.
+
+        Raises:
+            ConfigError: a value that cannot be used.
+        """
+        if network != "none":
+            raise ConfigError(
+                f"docker network={network!r} would let agents reach this machine and others: leave it out (none)"
+            )
+        if lifetime_s <= 0:
+            raise ConfigError(f"docker lifetime_s={lifetime_s} must be positive")
+        urls = [part.strip() for part in (url or default_url()).split(",") if part.strip()]
+        for part in urls:
+            unreachable(part)  # a URL of the wrong kind is bad input; a daemon that is away may come back
+        self._image, self._runtime, self._userns, self._lifetime_s = image, runtime, userns, lifetime_s
+        self._owner = Owner.me()
+        self._daemons = [Daemon(part, self._owner) for part in urls]
+        self._layers: dict[tuple[str, str], Layered] = {}
+        self._executor: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="agentrl-docker")
+
+    async def open(self, role: SandboxRole, limits: SandboxLimits) -> Sandbox:
+        """Start one, on the daemon with the fewest; those that have just failed come last.
+
+        Raises:
+            SandboxLost: it could not be started; the message names the missing part and the fix.
+        """
+        if os.getpid() != int(self._owner.pid.partition("/")[0]):
+            raise SandboxLost("a DockerBackend cannot be used after a fork: make one in the new process")
+        now, failures = time.monotonic(), []
+        for daemon in sorted(self._daemons, key=lambda one: (now - one.failed_at < _REST_S, one.live)):
+            try:
+                return await self._open_on(daemon, role, limits)
+            except SandboxLost as error:
+                failures.append(str(error))
+        raise SandboxLost("; ".join(dict.fromkeys(failures)))
+
+    async def _open_on(self, daemon: Daemon, role: SandboxRole, limits: SandboxLimits) -> Sandbox:
+        daemon.count(1)
+        starting = asyncio.get_running_loop().run_in_executor(self._executor, self._start, daemon, role, limits)
+        try:
+            container, place = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_discard)
+            raise
+        return await SupervisedSandbox.open(container, place, limits)
+
+    def _start(self, daemon: Daemon, role: SandboxRole, limits: SandboxLimits) -> tuple[Container, Place]:
+        uid: Uid | None = None
+        try:
+            layered = self._layered(daemon, image_of(role, self._image))
+            uid = Uid()
+            place = _place(uid.number, limits, layered.env)
+            labels = self._owner.labels(self._lifetime_s) | {"agentrl.role": role, "agentrl.uid": str(uid.number)}
+            spec = Spec(layered.image, limits, labels, self._runtime, self._userns)
+            return Container(daemon, spec, self._executor, lambda: _forget(daemon, uid)), place
+        except BaseException:
+            _forget(daemon, uid)
+            raise
+
+    def _layered(self, daemon: Daemon, image: str) -> Layered:
+        key = (daemon.url, image)
+        if key not in self._layers:
+            self._layers[key] = Layered(daemon, image)
+        return self._layers[key]
+
+
+def _place(uid: int, limits: SandboxLimits, image_env: dict[str, str]) -> Place:
+    env = COMMON_ENV | {"PATH": DEFAULT_PATH} | image_env | {"HOME": f"{AREA}/work", "TMPDIR": f"{AREA}/tmp"}
+    return Place(
+        area=AREA,
+        private=True,
+        others=("/tmp", "/dev/shm", "/dev/mqueue"),
+        env=env,
+        rlimits=rlimits(limits),
+        demands=frozenset({"traceless", "adopts", "limited"}),
+        uid=uid,
+    )
+
+
+def _forget(daemon: Daemon, uid: Uid | None) -> None:
+    daemon.count(-1)
+    if uid is not None:
+        uid.release()
+
+
+def _discard(starting: asyncio.Future[tuple[Container, Place]]) -> None:
+    """Nobody waits for this container any more; the end of its connection is its end."""
+    if not starting.cancelled() and starting.exception() is None:
+        container, _ = starting.result()
+        container.abandon()
+
+
+def missing() -> str | None:
+    """What keeps Docker from being used here, with the fix; None if nothing does. Starts no container."""
+    try:
+        for url in default_url().split(","):
+            if problem := unreachable(url):
+                return problem
+            daemon = Daemon(url, Owner.me())
+            for role in ("agent", "grader"):
+                if not daemon_has(daemon, name := image_of(role, None)):
+                    return f"the Docker daemon at {url} has no image {name!r}: make it with `agentrl images build`"
+    except (ConfigError, SandboxLost) as error:
+        return str(error)
+    return None

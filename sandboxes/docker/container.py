@@ -1,0 +1,325 @@
+"""One container: what it may and may not, how it starts, and the stream to the supervisor in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import ConfigError, SandboxLost
+from agentrl.sandboxes.base import SandboxLimits
+from agentrl.sandboxes.docker.daemon import Daemon, remove
+from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
+from agentrl.sandboxes.docker.profile import profile
+from agentrl.sandboxes.launch import STDERR_BYTES
+from agentrl.sandboxes.supervisor.frames import FrameError
+
+AREA = "/sandbox"
+SHM_MB = 16
+CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE")
+# The host's hardware and kernel are nobody's business inside; Docker's own list is the rest.
+_SYS = ("block", "bus", "class", "dev", "devices", "firmware", "hypervisor", "kernel", "module", "power")
+MASKED = (
+    *(f"/sys/{name}" for name in _SYS),
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+)
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_OOM_SCORE = 500
+_GONE_S = 5.0
+_CAUSE_S = 1.0
+_STREAM = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+_HEADER = struct.Struct(">BxxxI")
+_STDOUT, _STDERR = 1, 2
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a container is made from.
+
+    Attributes:
+        image: id of an image with our supervisor.
+        runtime: an OCI runtime that the daemon knows, as runsc; None for its default.
+        userns: user-namespace mode; None for the daemon's default.
+    """
+
+    image: str
+    limits: SandboxLimits
+    labels: Mapping[str, str]
+    runtime: str | None = None
+    userns: str | None = None
+
+    def config(self, cores: float) -> dict[str, Any]:
+        """The request that creates it."""
+        return {
+            "Image": self.image,
+            "User": "0:0",
+            "Hostname": "sandbox",
+            "WorkingDir": "/",
+            "Entrypoint": [PYTHON, "-I", "-S", "-B", ARCHIVE],
+            "Cmd": [],
+            "Healthcheck": {"Test": ["NONE"]},
+            "Labels": dict(self.labels),
+            "Tty": False,
+            "OpenStdin": True,
+            "StdinOnce": True,  # the end of our connection is the end of its stdin, and so its own
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "NetworkDisabled": True,
+            "StopTimeout": 1,
+            "HostConfig": self._host_config(cores),
+        }
+
+    def _host_config(self, cores: float) -> dict[str, Any]:
+        limits, memory = self.limits, memory_mb(self.limits) << 20
+        config: dict[str, Any] = {
+            "AutoRemove": True,
+            "NetworkMode": "none",
+            "IpcMode": "none",  # private, and without Docker's own /dev/shm, whose number of files has no limit
+            "CgroupnsMode": "private",
+            "Init": False,
+            "Privileged": False,
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": list(CAPABILITIES),
+            "SecurityOpt": ["no-new-privileges", f"seccomp={profile()}"],
+            "MaskedPaths": list(MASKED),
+            "ReadonlyPaths": list(READ_ONLY),
+            "Tmpfs": _tmpfs(limits),
+            "Memory": memory,
+            "MemorySwap": memory,
+            "NanoCpus": int(min(limits.cpus, cores) * 1e9),
+            "PidsLimit": limits.processes + 1,
+            "OomScoreAdj": _OOM_SCORE,
+            "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in rlimits(limits).items()],
+            "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},  # else closed connections outlive a reset
+            "LogConfig": {"Type": "none", "Config": {}},
+        }
+        if self.runtime is not None:
+            config["Runtime"] = self.runtime
+        if self.userns is not None:
+            config["UsernsMode"] = self.userns
+        return config
+
+
+def _tmpfs(limits: SandboxLimits) -> dict[str, str]:
+    common = "rw,exec,nosuid,nodev,uid=0,gid=0"
+    sizes = {AREA: (limits.disk_mb, "0755"), "/tmp": (_tmp_mb(limits), "1777"), "/dev/shm": (SHM_MB, "1777")}
+    return {
+        path: f"{common},mode={mode},size={size}m,nr_inodes={limits.inodes}" for path, (size, mode) in sizes.items()
+    }
+
+
+def _tmp_mb(limits: SandboxLimits) -> int:
+    return max(1, limits.disk_mb // 4)
+
+
+def memory_mb(limits: SandboxLimits) -> int:
+    """Memory of all processes and files of one container together: so full disks starve no process."""
+    return limits.memory_mb + limits.disk_mb + _tmp_mb(limits) + SHM_MB
+
+
+def rlimits(limits: SandboxLimits) -> dict[str, int]:
+    """What Docker sets for each process; names of `resource` in lower case. It cannot limit address space, but data."""
+    return {
+        "core": 0,
+        "data": limits.memory_mb << 20,
+        "fsize": limits.disk_mb << 20,
+        "memlock": 0,
+        "msgqueue": 0,
+        "nofile": limits.open_files,
+    }
+
+
+class Demultiplexer:
+    """Takes Docker's stream apart: each piece has a header of 8 bytes with the stream that it belongs to."""
+
+    def __init__(self) -> None:
+        self.stderr = bytearray()
+        self._header = bytearray()
+        self._stream = self._left = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes of stdout among the next bytes; the last ones of stderr are kept.
+
+        Raises:
+            FrameError: a header is none.
+        """
+        found, view = [], memoryview(data)
+        while view:
+            if not self._left:
+                view = self._take_header(view)
+                continue
+            piece, view = view[: self._left], view[self._left :]
+            self._left -= len(piece)
+            if self._stream == _STDOUT:
+                found.append(piece)
+            else:
+                self.stderr += piece
+                del self.stderr[:-STDERR_BYTES]
+        return b"".join(found)
+
+    def _take_header(self, view: memoryview) -> memoryview:
+        missing = _HEADER.size - len(self._header)
+        self._header += view[:missing]
+        if len(self._header) == _HEADER.size:
+            self._stream, self._left = _HEADER.unpack(self._header)
+            if self._stream not in (_STDOUT, _STDERR) or any(self._header[1:4]):
+                raise FrameError(f"Docker's stream has a header {self._header.hex()}")
+            self._header.clear()
+        return view[missing:]
+
+
+class Container:
+    """A running container and the connection to its supervisor; a `Peer`.
+
+    Attributes:
+        sock: the connection, non-blocking.
+        id: as the daemon knows it.
+    """
+
+    def __init__(self, daemon: Daemon, spec: Spec, executor: Executor, on_gone: Callable[[], None]) -> None:
+        """Create, attach and start it, in this order: so no byte is missed, and its stdin ends with us. Blocks.
+
+        `on_gone` is called once, when it is known to be gone, and not if it could not be started.
+
+        Raises:
+            SandboxLost: it could not be started; the message names the fix.
+        """
+        self._daemon = daemon
+        self._executor = executor
+        self._on_gone = on_gone
+        self._pieces = Demultiplexer()
+        self._began = time.time()
+        self._closed_by_us = self._gone = False
+        api = daemon.api()
+        with daemon.explained("creating a container"):
+            self.id: str = api.create_container_from_config(spec.config(daemon.cores), None)["Id"]
+        try:
+            with daemon.explained("starting a container"):
+                self.sock = _attach(api, self.id)
+                api.start(self.id)
+        except BaseException:
+            with daemon.explained("removing a container"):
+                remove(api, self.id)
+            raise
+
+    def unwrap(self, data: bytes) -> bytes:
+        """What the supervisor wrote, out of what came over the socket."""
+        return self._pieces.feed(data)
+
+    def words(self) -> str:
+        """The end of what it said on stderr."""
+        return self._pieces.stderr.decode("utf-8", "replace").strip()
+
+    async def cause(self) -> str:
+        """Why it ended, as the daemon saw it; empty where we ended it or the daemon does not say."""
+        if self._closed_by_us:
+            return ""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._ask_cause)
+
+    def _ask_cause(self) -> str:
+        try:
+            seen = list(self._events())
+        except SandboxLost:
+            return f"the Docker daemon at {self._daemon.url} does not answer"
+        ended = next((event["Actor"]["Attributes"] for event in seen if event["Action"] == "die"), None)
+        actions = {event["Action"] for event in seen}
+        if ended is None:
+            return ""
+        if ended.get("exitCode") == "137" and "oom" in actions and "kill" not in actions:
+            return "its supervisor was killed when its memory ran out: raise memory_mb, or let the agent use less"
+        if ended.get("exitCode") == "137":
+            return "its container was killed from outside"
+        return f"its container ended with exit code {ended.get('exitCode')}"
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """What happened to it so far, until its end; the daemon remembers a few hundred events."""
+        import requests
+
+        api = self._daemon.api()
+        query = {"since": "1", "filters": json.dumps({"container": [self.id], "event": ["oom", "kill", "die"]})}
+        with self._daemon.explained("telling of a container"):
+            url = f"{api.base_url}/v{api.api_version}/events"
+            with api.get(url, params=query, stream=True, timeout=_CAUSE_S) as answer:
+                answer.raise_for_status()
+                try:
+                    for line in answer.iter_lines(chunk_size=1):
+                        event = json.loads(line)
+                        yield event
+                        if event["Action"] == "die":
+                            return
+                except requests.ConnectionError:  # nothing more within the time
+                    return
+
+    def abandon(self) -> None:
+        """End it without anybody waiting."""
+        self._closed_by_us = True
+        self.hang_up()
+        self._executor.submit(self._wait_gone)
+
+    def hang_up(self) -> None:
+        """End its stdin, and with it the container; safe to call twice."""
+        self.sock.close()
+
+    async def gone(self) -> None:
+        """Wait until it is removed; safe to call twice."""
+        self._closed_by_us = True
+        self.hang_up()
+        if not self._gone:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._wait_gone)
+
+    def _wait_gone(self) -> None:
+        import docker.errors
+        import requests
+
+        try:
+            api = self._daemon.api()
+            with self._daemon.explained("removing a container"):
+                try:
+                    api.wait(self.id, timeout=_GONE_S, condition="removed")
+                except docker.errors.NotFound:
+                    pass
+                except requests.RequestException:  # it does not end by itself, or its end was not told
+                    remove(api, self.id)
+        except SandboxLost as error:
+            print(f"warning: container {self.id[:12]} is left to the daemon's next start: {error}", file=sys.stderr)
+        if not self._gone:
+            self._gone = True
+            self._on_gone()
+
+
+def _attach(api: Any, container: str) -> socket.socket:
+    """The raw connection to a container's standard streams, in our hands alone."""
+    stream = api.attach_socket(container, _STREAM)
+    inner = getattr(stream, "_sock", None)
+    try:
+        if not isinstance(inner, socket.socket) or isinstance(inner, ssl.SSLSocket):
+            raise ConfigError(
+                "docker: this connection has no plain socket; reach another machine by"
+                " `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and url='unix:///tmp/docker.sock'"
+            )
+        ours = inner.dup()
+    finally:
+        stream._response.close()  # the SDK's side of it; the connection lives on as ours
+    ours.setblocking(False)
+    if ours.family != socket.AF_UNIX:
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ours

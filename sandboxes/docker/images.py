@@ -1,0 +1,162 @@
+"""Images: which one a role gets, the layer with our supervisor on top of it, and the two that we build ourselves."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from typing import Any
+
+from agentrl.errors import SandboxLost
+from agentrl.sandboxes.base import SandboxRole
+from agentrl.sandboxes.docker.daemon import Daemon
+from agentrl.sandboxes.launch import program
+
+ROLES: tuple[SandboxRole, ...] = ("agent", "grader")
+DEFAULT_BASE = "debian:bookworm-slim"
+ARCHIVE = "/agentrl/supervisor.pyz"
+PYTHON = "/usr/bin/python3"
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_BUILD_S = 1800.0
+_SAID = 300
+_VARIABLES = {"agent": "AGENTRL_DOCKER_IMAGE", "grader": "AGENTRL_DOCKER_GRADER_IMAGE"}
+_LAYER = f"""FROM {{base}}
+USER 0
+COPY supervisor.pyz {ARCHIVE}
+RUN python3 -c 1 && {{{{ [ -e {PYTHON} ] || ln -s "$(command -v python3)" {PYTHON}; }}}}
+LABEL agentrl.layer={{digest}}
+"""
+_lock = threading.Lock()
+
+
+def image_of(role: SandboxRole, image: str | None) -> str:
+    """The image for a role: the one given, else that of an environment variable, else the one that we build."""
+    return image or os.environ.get(_VARIABLES[role]) or f"agentrl-{role}"
+
+
+class Layered:
+    """An image with our supervisor in it, as one daemon holds it.
+
+    Attributes:
+        image: its id.
+        env: the variables that the image sets, for commands.
+    """
+
+    def __init__(self, daemon: Daemon, base: str) -> None:
+        """Find it, or add the layer to `base`, which takes a second, once per daemon, base and version of ours.
+
+        Raises:
+            SandboxLost: the base is missing, has no python3, or has volumes; the message names the fix.
+        """
+        api = daemon.api()
+        info = _inspect(daemon, api, base)
+        if volumes := info["Config"].get("Volumes"):
+            raise SandboxLost(
+                f"docker image {base!r} declares the volumes {', '.join(volumes)}, which have no size limit and outlive"
+                " a reset: build one without VOLUME"
+            )
+        self.env = dict(setting.partition("=")[::2] for setting in info["Config"].get("Env") or ())
+        digest = hashlib.sha256(info["Id"].encode() + program() + _LAYER.encode()).hexdigest()[:16]
+        tag = f"agentrl-sandbox:{digest}"
+        with _lock:
+            if not daemon_has(daemon, tag):
+                text = _LAYER.format(base=info["Id"], digest=digest)
+                self._bake(daemon, base, tag, {"Dockerfile": text.encode(), "supervisor.pyz": program()})
+        self.image: str = _inspect(daemon, api, tag)["Id"]
+
+    @staticmethod
+    def _bake(daemon: Daemon, base: str, tag: str, context: dict[str, bytes]) -> None:
+        try:
+            _build(daemon, tag, context, {}, network="none")
+        except SandboxLost as error:
+            if "python3" not in str(error):
+                raise
+            raise SandboxLost(
+                f"docker image {base!r} has no working python3 and sh: add them (Debian package python3-minimal is"
+                " enough), or take the image that `agentrl images build` makes"
+            ) from error
+
+
+def daemon_has(daemon: Daemon, image: str) -> bool:
+    """Whether a daemon holds an image of this name.
+
+    Raises:
+        SandboxLost: the daemon cannot be asked.
+    """
+    import docker.errors
+
+    api = daemon.api()
+    with daemon.explained(f"looking for the image {image}"):
+        try:
+            api.inspect_image(image)
+        except docker.errors.ImageNotFound:
+            return False
+        return True
+
+
+def _inspect(daemon: Daemon, api: Any, image: str) -> Any:
+    if not daemon_has(daemon, image):
+        fix = f"`docker pull {image}`"
+        if image in {f"agentrl-{role}" for role in ROLES}:
+            fix = "`agentrl images build`, or name your own in AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE"
+        raise SandboxLost(f"the Docker daemon at {daemon.url} has no image {image!r}: get it with {fix}")
+    with daemon.explained(f"looking at the image {image}"):
+        return api.inspect_image(image)
+
+
+def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
+    """Build the images of both roles from our Dockerfiles on a Debian base; tag -> id.
+
+    A base that is not there is pulled by the daemon. Without a registry, `sandboxes/images/bootstrap.sh` makes one.
+
+    Raises:
+        SandboxLost: a build failed; the message has the end of its output.
+    """
+    made = {}
+    for role in ROLES:
+        dockerfile = (files("agentrl.sandboxes") / "images" / f"{role}.Dockerfile").read_bytes()
+        tag = f"agentrl-{role}"
+        _build(daemon, tag, {"Dockerfile": dockerfile}, {"BASE": base})
+        made[tag] = str(_inspect(daemon, daemon.api(), tag)["Id"])
+    return made
+
+
+def _build(
+    daemon: Daemon, tag: str, context: Mapping[str, bytes], arguments: Mapping[str, str], network: str | None = None
+) -> None:
+    import docker.errors
+
+    api = daemon.api()
+    with daemon.explained(f"building the image {tag}"):
+        lines = api.build(
+            fileobj=_tar(context.items()),
+            custom_context=True,
+            tag=tag,
+            buildargs=dict(arguments),
+            rm=True,
+            forcerm=True,
+            network_mode=network,
+            timeout=_BUILD_S,
+            decode=True,
+        )
+        said = ""
+        for line in lines:
+            if "error" in line:
+                raise docker.errors.BuildError(f"{said.strip()[-_SAID:]} {line['error']}", ())
+            said += line.get("stream", "")
+
+
+def _tar(members: Iterable[tuple[str, bytes]]) -> io.BytesIO:
+    """The same bytes for the same members, so that the daemon's cache knows them again."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o444
+            archive.addfile(member, io.BytesIO(data))
+    buffer.seek(0)
+    return buffer

@@ -1,0 +1,108 @@
+"""Who a container belongs to, and which containers were left behind by an owner that is gone.
+
+A container ends with its owner by itself, when its stdin ends. What is left are containers whose owner died while he
+was making them, or whose daemon was away at that moment: the next owner on the same machine removes those, and any
+that is past its deadline. Nothing without our labels is ever touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import SandboxLost
+
+LABEL = "agentrl.sandbox"
+_HOST, _PID, _DEADLINE, _RUN = "agentrl.host", "agentrl.pid", "agentrl.deadline", "agentrl.run"
+# Inside the 65,536 ids that a remapped user namespace has by default, above those that images give to their users.
+_FIRST_UID, _LAST_UID = 20_000, 60_000
+_UID_STEP = 97
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process of this machine, told from a later one with the same number by its start time.
+
+    Attributes:
+        host: this boot of this machine and the pid namespace in which `pid` counts.
+        pid: number and start time.
+        run: a name of its own.
+    """
+
+    host: str
+    pid: str
+    run: str
+
+    @classmethod
+    def me(cls) -> Owner:
+        """This process."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        pid = os.getpid()
+        return cls(f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}", f"{pid}/{_start(pid)}", uuid.uuid4().hex[:12])
+
+    def labels(self, lifetime_s: float) -> dict[str, str]:
+        """Labels of a container that is ours and may live this long."""
+        deadline = str(int(time.time() + lifetime_s))
+        return {LABEL: "1", _RUN: self.run, _HOST: self.host, _PID: self.pid, _DEADLINE: deadline}
+
+    def abandoned(self, labels: Mapping[str, str], now: float) -> bool:
+        """Whether a container with these labels has nobody any more: its owner is known to be dead, or its time over.
+
+        Owners on another machine, or in another pid namespace, cannot be looked at: only the deadline tells.
+        """
+        if LABEL not in labels:
+            return False
+        deadline = labels.get(_DEADLINE, "")
+        if deadline.isdigit() and int(deadline) < now:
+            return True
+        pid, _, start = labels.get(_PID, "").partition("/")
+        if labels.get(_HOST) != self.host or not pid.isdigit():
+            return False
+        return _start(int(pid)) != start
+
+
+def _start(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+class Uid:
+    """A uid that no other sandbox of this machine has while this object is open, in whatever process or run.
+
+    Limits that the kernel counts per user (pipes, inotify watches, pending signals) are then not shared between
+    sandboxes. The lock is the name of a socket, which the kernel frees when its process ends in any way.
+    """
+
+    def __init__(self) -> None:
+        """Take one.
+
+        Raises:
+            SandboxLost: all are taken.
+        """
+        self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        count = _LAST_UID - _FIRST_UID
+        for step in range(count):
+            self.number = _FIRST_UID + (os.getpid() * _UID_STEP + step) % count
+            try:
+                self._lock.bind(f"\0agentrl-uid-{self.number}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    self._lock.close()
+                    raise
+            else:
+                return
+        self._lock.close()
+        raise SandboxLost(f"all {count} uids for sandboxes are taken on this machine: close some sandboxes")
+
+    def release(self) -> None:
+        """Give it back; safe to call twice."""
+        self._lock.close()
