@@ -10,6 +10,7 @@ from trainer_cases import PAD, batch_of, branch, episode, group
 
 from agentrl.errors import ConfigError, UserError
 from agentrl.trainers.batch import pack
+from agentrl.trainers.recipes import recipe
 from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason, Message
 
@@ -144,3 +145,19 @@ def test_bad_sizes_are_named():
         list(batch.split(0))
     with pytest.raises(ConfigError, match="minibatches=0"):
         list(batch.minibatches(0, seed=0))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=4), min_size=1, max_size=5))
+def test_filtered_groups_leave_rows_denominators_and_episodes_of_those_with_signal(rewards):
+    groups = [group(*part, task=f"t{index}") for index, part in enumerate(rewards)]
+    full = recipe("grpo").advantage(pack(groups, PAD))
+    part = recipe("grpo", filter_groups=True).advantage(pack(groups, PAD))
+    signal = [len(set(each)) > 1 for each in rewards]
+    stays_E = torch.tensor([keeps for keeps, each in zip(signal, rewards, strict=True) for _ in each])
+    assert len(part) == part.n_episodes == int(stays_E.sum()) and part.n_tokens == int(full.tokens_E[stays_E].sum())
+    width = part.ids_BT.shape[1]
+    assert torch.equal(part.advantages_BT, full.advantages_BT[stays_E][:, :width])
+    assert torch.equal(part.reward_E, full.reward_E), "metrics and group statistics still see all episodes"
+    minis = list(part.minibatches(3, seed=1))
+    assert sum(mini.n_episodes for mini in minis) == part.n_episodes and sum(map(len, minis)) == len(part)

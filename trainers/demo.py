@@ -128,7 +128,7 @@ def prepare_demo(
         "eval_tasks": plan.held_out,
         "save_every": plan.rounds,
         "recipe": "grpo",
-        "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005},
+        "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005, "filter_groups": True},
         "learning_rate": plan.learning_rate,
         "schedule": {"warmup": 4, "final": 0.1},
         "minibatches": plan.minibatches,
