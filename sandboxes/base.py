@@ -7,13 +7,14 @@ outside the work area, a limit that is no limit) raise ValueError before anythin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 SandboxRole = Literal["agent", "grader"]
 Isolation = Literal["reset", "fresh"]
+Need = Literal["ptrace", "sysvipc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ class SandboxLimits:
         disk_mb: of the work area and its temporary directory together.
         inodes: files and directories of each file system (docker).
         cpus: processor time per second (docker).
+        needs: what is refused unless it is needed: tracing of own processes, System V IPC. Their traces cannot be
+            undone, so a sandbox that permits them serves one episode only.
     """
 
     memory_mb: int = 512
@@ -107,10 +110,13 @@ class SandboxLimits:
     file_bytes: int = 1_000_000
     inodes: int = 65_536
     cpus: float = 1.0
+    needs: frozenset[Need] = frozenset()
 
     def __post_init__(self) -> None:
+        if unknown := self.needs - {"ptrace", "sysvipc"}:
+            raise ValueError(f"sandbox needs {sorted(unknown)} are unknown; known are ptrace and sysvipc")
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
+            if name != "needs" and getattr(self, name) <= 0:
                 raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")
 
 
@@ -264,8 +270,21 @@ class SandboxPool(Protocol):
 
     backend: SandboxBackend
 
-    def lease(self, role: SandboxRole) -> AbstractAsyncContextManager[Sandbox]:
-        """Borrow a clean sandbox for a `async with` block; afterwards it is reset and reused, or replaced."""
+    def lease(
+        self,
+        role: SandboxRole,
+        *,
+        isolation: Isolation = "reset",
+        needs: Iterable[Need] = (),
+        untrusted: bool = False,
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Borrow a clean sandbox for a `async with` block; afterwards it is reset and reused, or replaced.
+
+        With isolation "fresh", and with any `needs`, nobody had it before and nobody gets it afterwards.
+
+        Raises:
+            ConfigError: `untrusted`, but the backend is no boundary and nobody said that this is wanted.
+        """
         ...
 
     async def close(self) -> None:

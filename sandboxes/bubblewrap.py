@@ -44,7 +44,7 @@ class BubblewrapBackend:
         problem = missing()
         if problem:
             raise SandboxLost(problem)
-        files = {name: memory_file(name, data) for name, data in _contents().items()}
+        files = {name: memory_file(name, data) for name, data in _contents(limits).items()}
         try:
             user = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else None
             child = Child(_argv(limits, files), env={}, pass_fds=tuple(files.values()), user=user)
@@ -75,12 +75,12 @@ def missing() -> str | None:
     return None
 
 
-def _contents() -> dict[str, bytes]:
+def _contents(limits: SandboxLimits) -> dict[str, bytes]:
     """What bubblewrap reads from descriptors: files by their path inside, and the system-call filter."""
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
         "/supervisor.pyz": program(),
-        _FILTER: seccomp.program(),
+        _FILTER: seccomp.program(needs=limits.needs),
         **{path: text.encode() for path, text in texts.items()},
     }
 

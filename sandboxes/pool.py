@@ -3,47 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.sandboxes.base import Sandbox, SandboxBackend, SandboxLimits, SandboxRole
-
-_PER_CORE = 8  # most of an episode is the model thinking, while its sandbox sleeps
-_T = TypeVar("_T")
-
+from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxBackend, SandboxLimits, SandboxRole
+from agentrl.sandboxes.lease import Lease
 
 GRADER_MB = 4096
+RECYCLE_AFTER = 1000
+_PER_CORE = 8  # most of an episode is the model thinking, while its sandbox sleeps
 _GRADERS_PER_CORE = 2
+_STARTS_PER_CORE = 2
+_T = TypeVar("_T")
 
 
 @dataclass
 class PoolCounts:
-    """What a pool did so far: sandboxes opened, leases served by a used one, sandboxes thrown away as doubtful."""
+    """What a pool did so far.
+
+    Attributes:
+        opened: sandboxes started.
+        reused: leases served by a sandbox that an earlier one had.
+        replaced: sandboxes thrown away because they were lost or not as at their start.
+        recycled: sandboxes ended as planned: for one episode only, or after so many resets.
+        unstarted: failures to start one ahead of need; a lease that meets one raises it instead.
+    """
 
     opened: int = 0
     reused: int = 0
     replaced: int = 0
+    recycled: int = 0
+    unstarted: int = 0
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A sandbox and how often it was reset."""
+
+    sandbox: Sandbox
+    resets: int = 0
 
 
 @dataclass
 class _Slots:
-    """The slots of one role, on one event loop."""
+    """The slots of one role, on one event loop. `alive` counts what is there or starting, `peak` the most there was."""
 
     role: SandboxRole
+    room: int
     free: asyncio.Semaphore
-    idle: list[Sandbox] = field(default_factory=list)
+    idle: list[_Slot] = field(default_factory=list)
+    starting: list[asyncio.Task[_Slot]] = field(default_factory=list)
+    alive: int = 0
+    peak: int = 0
+
+    def take(self, fresh: bool) -> _Slot | None:
+        """An idle one, the last used first; `fresh`: only one that nobody had."""
+        for slot in reversed(self.idle):
+            if not fresh or slot.resets == 0:
+                self.idle.remove(slot)
+                return slot
+        return None
 
 
 class Pool:
     """At most `size` agent sandboxes of one backend, and two graders per core; who comes later waits for his turn.
 
     Each role has its own sandboxes and its own bound: agents that wait for their graders cannot lock each other out,
-    and no grader ever runs where an agent was. A pool serves one event loop at a time.
+    and no grader ever runs where an agent was. A sandbox that had to go is replaced in the background, and not more
+    than two per core start at the same time. A pool serves one event loop at a time.
 
     Attributes:
         backend: opens the sandboxes.
@@ -51,19 +84,38 @@ class Pool:
         counts: for logs and tests.
     """
 
-    def __init__(self, backend: SandboxBackend, size: int | None = None, limits: SandboxLimits | None = None) -> None:
-        """`size` is by default what cores and memory of this machine carry.
+    def __init__(
+        self,
+        backend: SandboxBackend,
+        size: int | None = None,
+        limits: SandboxLimits | None = None,
+        *,
+        recycle_after: int = RECYCLE_AFTER,
+        trust: bool = False,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            size: by default what cores and memory of this machine carry.
+            recycle_after: resets after which a sandbox is ended and replaced.
+            trust: whether untrusted environments may run on a backend that is no boundary.
 
         Raises:
-            ConfigError: a size below 1.
+            ConfigError: a size or a number of resets below 1.
         """
         if size is not None and size < 1:
             raise ConfigError(f"size={size} of a sandbox pool must be at least 1; leave it out for this machine's own")
+        if recycle_after < 1:
+            raise ConfigError(f"recycle_after={recycle_after} of a sandbox pool must be at least 1")
         self.backend = backend
         self.limits = limits or SandboxLimits()
         self.counts = PoolCounts()
         self._size = size or default_size(self.limits)
+        self._recycle_after = recycle_after
+        self._trust = trust
+        self._epochs = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starts = asyncio.Semaphore()
         self._slots: dict[SandboxRole, _Slots] = {}
         self._live: set[Sandbox] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -75,26 +127,55 @@ class Pool:
         return self._size
 
     @asynccontextmanager
-    async def lease(self, role: SandboxRole) -> AsyncIterator[Sandbox]:
+    async def lease(
+        self,
+        role: SandboxRole,
+        *,
+        isolation: Isolation = "reset",
+        needs: Iterable[Need] = (),
+        untrusted: bool = False,
+    ) -> AsyncIterator[Sandbox]:
         """Borrow a clean sandbox for an `async with` block; afterwards it is reset and reused, or replaced.
 
+        With isolation "fresh" nobody had it before, and it is ended afterwards. So it is with any `needs`, since what
+        they permit is what a reset could not undo.
+
         Raises:
+            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to trust.
             SandboxLost: none could be opened (the message names the missing part and the fix), or the pool is closed.
             RuntimeError: the pool is in use on another event loop.
         """
+        self._check_trust(untrusted)
+        permitted = frozenset(needs)
+        fresh = isolation == "fresh" or bool(permitted)
         slots = await self._slots_of(role)
         await slots.free.acquire()
-        opening = self._start(self._obtain(slots))
+        opening = self._start(self._obtain(slots, fresh, permitted))
         try:
-            sandbox = await asyncio.shield(opening)
+            slot = await asyncio.shield(opening)
         except BaseException:
-            opening.add_done_callback(lambda task: self._unclaimed(task, slots))
+            opening.add_done_callback(lambda task: self._unclaimed(task, slots, permitted))
             raise
+        lease = Lease(slot.sandbox, next(self._epochs))
         try:
-            yield sandbox
+            yield lease
         finally:
+            lease.end()
             # Shielded: a cancelled lease still resets its sandbox and frees its slot.
-            await asyncio.shield(self._start(self._give_back(sandbox, slots)))
+            await asyncio.shield(self._start(self._give_back(slot, slots, fresh)))
+            if not permitted:
+                self._refill(slots)
+
+    async def warm(self, role: SandboxRole, count: int | None = None) -> None:
+        """Start sandboxes ahead of their need, so many or as many as fit, and wait until they are there.
+
+        Raises:
+            SandboxLost: one could not be opened, or the pool is closed.
+        """
+        slots = await self._slots_of(role)
+        slots.peak = max(slots.peak, slots.room if count is None else min(count, slots.room))
+        self._refill(slots)
+        await asyncio.gather(*(asyncio.shield(task) for task in slots.starting))
 
     async def close(self) -> None:
         """End all sandboxes, lent ones too; safe to call twice, and from another loop once the pool's own is closed."""
@@ -106,60 +187,110 @@ class Pool:
             await asyncio.gather(*self._tasks, return_exceptions=True)  # their leases see what they raise
             await self._end_all()
 
+    def _check_trust(self, untrusted: bool) -> None:
+        if untrusted and not self.backend.is_boundary and not self._trust:
+            raise ConfigError(
+                f"sandbox={self.backend.name!r} is no boundary, and the environment says that its code is untrusted:"
+                " use bubblewrap or docker, or trust it explicitly (--trust)"
+            )
+
     async def _slots_of(self, role: SandboxRole) -> _Slots:
         loop = asyncio.get_running_loop()
+        cores = len(os.sched_getaffinity(0))
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("a sandbox pool is in use on another event loop; open one pool per loop")
             self._loop = loop
+            self._starts = asyncio.Semaphore(_STARTS_PER_CORE * cores)
             self._slots.clear()
             self._tasks.clear()
-            await self._end_all()
-        graders = min(self._size, _GRADERS_PER_CORE * len(os.sched_getaffinity(0)))
-        room = graders if role == "grader" else self._size
-        return self._slots.setdefault(role, _Slots(role, asyncio.Semaphore(room)))
+            await asyncio.gather(*(self._close(sandbox) for sandbox in list(self._live)))
+        room = min(self._size, _GRADERS_PER_CORE * cores) if role == "grader" else self._size
+        return self._slots.setdefault(role, _Slots(role, room, asyncio.Semaphore(room)))
 
-    async def _obtain(self, slots: _Slots) -> Sandbox:
-        while slots.idle:
-            sandbox = slots.idle.pop()
+    async def _obtain(self, slots: _Slots, fresh: bool, needs: frozenset[Need]) -> _Slot:
+        while not needs and (slot := slots.take(fresh)):
             try:
-                await sandbox.kill_all()  # a sign of life
+                await slot.sandbox.ping()
             except SandboxLost:
                 self.counts.replaced += 1
-                await self._end(sandbox)
+                await self._end(slot, slots)
             else:
-                self.counts.reused += 1
-                return sandbox
-        if self._closed:
-            raise SandboxLost("the sandbox pool is closed")
-        limits = self.limits
+                self.counts.reused += slot.resets > 0
+                return slot
+        if slots.starting and not needs:
+            return await slots.starting.pop()
+        if slots.idle and slots.alive >= slots.room:  # used ones, where a fresh one is wanted
+            self.counts.recycled += 1
+            await self._end(slots.idle.pop(0), slots)
+        return await self._open(slots, needs)
+
+    def _open(self, slots: _Slots, needs: frozenset[Need]) -> Coroutine[Any, Any, _Slot]:
+        """Count a sandbox now, and start it when awaited."""
+        limits = replace(self.limits, needs=self.limits.needs | needs)
         if slots.role == "grader":
             limits = replace(limits, memory_mb=max(GRADER_MB, limits.memory_mb))
-        sandbox = await self.backend.open(slots.role, limits)
+        slots.alive += 1
+        slots.peak = max(slots.peak, slots.alive)
+        return self._open_counted(slots, limits)
+
+    async def _open_counted(self, slots: _Slots, limits: SandboxLimits) -> _Slot:
+        try:
+            async with self._starts:
+                if self._closed:
+                    raise SandboxLost("the sandbox pool is closed")
+                sandbox = await self.backend.open(slots.role, limits)
+        except BaseException:
+            slots.alive -= 1
+            raise
         self._live.add(sandbox)
         self.counts.opened += 1
-        return sandbox
+        return _Slot(sandbox)
 
-    async def _give_back(self, sandbox: Sandbox, slots: _Slots) -> None:
+    async def _give_back(self, slot: _Slot, slots: _Slots, fresh: bool) -> None:
         clean = False
         try:
-            await sandbox.reset()
-            clean = not self._closed
+            if fresh or slot.resets >= self._recycle_after:
+                await slot.sandbox.ping()
+                self.counts.recycled += 1
+            else:
+                await slot.sandbox.reset()
+                slot.resets += 1
+                clean = not self._closed
         except SandboxLost:
             self.counts.replaced += 1
         finally:
             try:
                 if clean:
-                    slots.idle.append(sandbox)
+                    slots.idle.append(slot)
                 else:
-                    await self._end(sandbox)
+                    await self._end(slot, slots)
             finally:
                 slots.free.release()
 
-    def _unclaimed(self, opening: asyncio.Task[Sandbox], slots: _Slots) -> None:
-        """Nobody waits for this sandbox any more: keep it for the next lease."""
+    def _refill(self, slots: _Slots) -> None:
+        """Start in the background what is missing to as many as there were at most."""
+        while not self._closed and slots.alive < min(slots.peak, slots.room):
+            task = self._start(self._open(slots, frozenset()))
+            slots.starting.append(task)
+            task.add_done_callback(lambda task: self._started(task, slots))
+
+    def _started(self, task: asyncio.Task[_Slot], slots: _Slots) -> None:
+        if task not in slots.starting:  # a lease waits for it
+            return
+        slots.starting.remove(task)
+        if task.cancelled() or task.exception() is not None:
+            self.counts.unstarted += 1
+        elif not self._closed:
+            slots.idle.append(task.result())
+
+    def _unclaimed(self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[Need]) -> None:
+        """Nobody waits for this sandbox any more: keep it for the next lease, if it is like any other."""
         if not opening.cancelled() and opening.exception() is None and not self._closed:
-            slots.idle.append(opening.result())
+            if needs:
+                self._start(self._end(opening.result(), slots))
+            else:
+                slots.idle.append(opening.result())
         slots.free.release()
 
     def _start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
@@ -168,12 +299,16 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _end(self, sandbox: Sandbox) -> None:
+    async def _end(self, slot: _Slot, slots: _Slots) -> None:
+        slots.alive -= 1
+        await self._close(slot.sandbox)
+
+    async def _close(self, sandbox: Sandbox) -> None:
         self._live.discard(sandbox)
         await sandbox.close()
 
     async def _end_all(self) -> None:
-        await asyncio.gather(*(self._end(sandbox) for sandbox in list(self._live)))
+        await asyncio.gather(*(self._close(sandbox) for sandbox in list(self._live)))
 
 
 def default_size(limits: SandboxLimits) -> int:

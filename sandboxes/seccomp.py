@@ -11,9 +11,11 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.errors import SandboxLost
+from agentrl.sandboxes.base import Need
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -56,6 +58,15 @@ DENIED = {
     "open_by_handle_at": (304, 265),
     "syslog": (103, 116),
 }
+# What a need permits, of all that belongs to it; process 1 is not traceable in any case.
+PERMITTED: dict[Need, tuple[str, ...]] = {
+    "ptrace": ("ptrace", "process_vm_readv", "process_vm_writev"),
+    "sysvipc": (
+        *("msgctl", "msgget", "msgrcv", "msgsnd"),
+        *("semctl", "semget", "semop", "semtimedop"),
+        *("shmat", "shmctl", "shmdt", "shmget"),
+    ),
+}
 # name: numbers, and the index of the argument that may not be 1
 NOT_THE_SUPERVISOR = {
     "prlimit64": ((302, 261), 0),
@@ -80,8 +91,8 @@ class _Machine:
 _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 1)}
 
 
-def program(machine: str | None = None) -> bytes:
-    """The filter for a machine (default: this one), as an array of `struct sock_filter`.
+def program(machine: str | None = None, needs: Iterable[Need] = ()) -> bytes:
+    """The filter for a machine (default: this one) that permits these needs, as an array of `struct sock_filter`.
 
     Raises:
         SandboxLost: there is no filter for that machine.
@@ -94,7 +105,8 @@ def program(machine: str | None = None) -> bytes:
     code = [_op(_LOAD, _ARCH), _op(_EQUAL, audit, 1, 0), _op(_RETURN, refuse)]
     code += [_op(_LOAD, _NR), _op(_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _op(_RETURN, unknown)]
     code += _rule(_CLONE3[at], [_op(_RETURN, unknown)])
-    for numbers in DENIED.values():
+    permitted = {name for need in needs for name in PERMITTED[need]}
+    for numbers in (numbers for name, numbers in DENIED.items() if name not in permitted):
         code += _rule(numbers[at], [_op(_RETURN, refuse)])
     code += _rule(_CLONE[at], [_argument(0), _op(_ANY_BIT, NEW_NAMESPACES, 0, 1), _op(_RETURN, refuse)])
     for numbers, index in NOT_THE_SUPERVISOR.values():

@@ -172,7 +172,7 @@ def test_a_killed_supervisor_is_a_lost_sandbox_and_the_pool_goes_on():
         pool = Pool(BubblewrapBackend(), size=1, limits=LIMITS)
         with pytest.raises(SandboxLost, match="ended"):
             async with pool.lease("agent") as box:
-                os.kill(box._wire.peer.pid, signal.SIGKILL)
+                os.kill(box.sandbox._wire.peer.pid, signal.SIGKILL)
                 await box.exec(["sleep", "10"])
         async with pool.lease("agent") as box:
             assert (await sh(box, "echo new")).stdout == b"new\n"

@@ -29,14 +29,17 @@ class FakeSandbox:
         self.lost = False
         self.reset_s = 0.0
 
-    async def kill_all(self):
+    async def ping(self):
         if self.lost or self.closed:
             raise SandboxLost("gone")
 
     async def reset(self):
         await asyncio.sleep(self.reset_s)
-        await self.kill_all()
+        await self.ping()
         self.resets += 1
+
+    async def exec(self, argv, **options):
+        await asyncio.sleep(options["timeout_s"])
 
     async def close(self):
         self.closed = True
@@ -48,21 +51,26 @@ class FakeBackend:
 
     def __init__(self, open_s=0.0):
         self.opened = []
+        self.starting = self.most_starting = 0
         self.open_s = open_s
         self.failing = False
 
     async def open(self, role, limits):
+        self.starting += 1
+        self.most_starting = max(self.most_starting, self.starting)
         await asyncio.sleep(self.open_s)
+        self.starting -= 1
         if self.failing:
             raise SandboxLost("bubblewrap is not installed")
         self.opened.append(FakeSandbox(role))
+        self.opened[-1].needs = limits.needs
         return self.opened[-1]
 
 
-def run(body, **options):
+def run(body, pool_options=None, **options):
     async def main():
         backend = FakeBackend(**options)
-        pool = Pool(backend, size=2)
+        pool = Pool(backend, **{"size": 2, **(pool_options or {})})
         await body(pool, backend)
         await pool.close()
         assert all(box.closed for box in backend.opened)
@@ -75,8 +83,8 @@ def test_a_used_sandbox_is_reset_and_lent_again():
         for _ in range(3):
             async with pool.lease("agent") as box:
                 pass
-        assert backend.opened == [box]
-        assert box.resets == 3
+        assert backend.opened == [box.sandbox]
+        assert box.sandbox.resets == 3
         assert (pool.counts.opened, pool.counts.reused, pool.counts.replaced) == (1, 2, 0)
 
     run(body)
@@ -87,7 +95,7 @@ def test_roles_never_share_a_sandbox_nor_a_bound():
         # The grader is lent though all agent slots are out.
         agents = (pool.lease("agent"), pool.lease("agent"))
         async with asyncio.timeout(1), agents[0] as one, agents[1] as two, pool.lease("grader") as three:
-            assert [one.role, two.role, three.role] == ["agent", "agent", "grader"]
+            assert [box.sandbox.role for box in (one, two, three)] == ["agent", "agent", "grader"]
 
     run(body)
 
@@ -115,14 +123,14 @@ def test_a_lost_sandbox_is_replaced():
     async def body(pool, backend):
         with pytest.raises(SandboxLost):
             async with pool.lease("agent") as box:
-                box.lost = True
+                box.sandbox.lost = True
                 raise SandboxLost("gone")
-        assert box.closed
+        assert box.sandbox.closed
         async with pool.lease("agent") as fresh:
             pass
-        fresh.lost = True  # dies while idle
+        fresh.sandbox.lost = True  # dies while idle
         async with pool.lease("agent") as third:
-            assert third not in (box, fresh)
+            assert third.sandbox not in (box.sandbox, fresh.sandbox)
         assert pool.counts.replaced == 2
 
     run(body)
@@ -147,7 +155,7 @@ def test_a_cancelled_lease_leaks_nothing(after_s):
     async def body(pool, backend):
         async def episode():
             async with pool.lease("agent") as box:
-                box.reset_s = 0.01
+                box.sandbox.reset_s = 0.01
                 await asyncio.sleep(0.01)
 
         tasks = [asyncio.ensure_future(episode()) for _ in range(5)]  # some open, some wait, some work, some reset
@@ -156,7 +164,7 @@ def test_a_cancelled_lease_leaks_nothing(after_s):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with asyncio.timeout(1), pool.lease("agent") as one, pool.lease("agent") as two:
-            assert one is not two
+            assert one.sandbox is not two.sandbox
         assert len(backend.opened) <= 2
 
     run(body, open_s=0.01)
@@ -166,7 +174,7 @@ def test_close_comes_twice_and_ends_what_is_lent():
     async def body(pool, backend):
         async with pool.lease("agent") as box:
             await pool.close()
-            assert box.closed
+            assert box.sandbox.closed
         await pool.close()
         with pytest.raises(SandboxLost, match="closed"):
             async with pool.lease("agent"):
@@ -181,7 +189,7 @@ def test_a_pool_moves_on_when_its_loop_is_closed():
 
     async def episode():
         async with pool.lease("agent") as box:
-            return box
+            return box.sandbox
 
     first, second = asyncio.run(episode()), asyncio.run(episode())
     assert first is not second
@@ -206,11 +214,146 @@ def test_two_living_loops_cannot_share_a_pool():
     asyncio.run(main())
 
 
+def test_a_fresh_lease_gets_one_that_nobody_had_and_leaves_none():
+    async def body(pool, backend):
+        async with pool.lease("agent") as used:
+            pass
+        for _ in range(3):
+            async with pool.lease("agent", isolation="fresh") as box:
+                assert box.sandbox.resets == 0
+                assert box.sandbox is not used.sandbox
+            assert box.sandbox.closed
+            assert box.sandbox.resets == 0
+        assert pool.counts.recycled == 3
+        assert pool.counts.replaced == 0
+        assert sum(not box.closed for box in backend.opened) <= 2
+
+    run(body)
+
+
+def test_fresh_ones_do_not_add_up_with_idle_ones():
+    async def body(pool, backend):
+        async with pool.lease("agent"), pool.lease("agent"):
+            pass
+        async with pool.lease("agent", isolation="fresh"), pool.lease("agent", isolation="fresh"):
+            assert sum(not box.closed for box in backend.opened) == 2
+
+    run(body)
+
+
+def test_what_a_task_needs_is_permitted_for_one_episode():
+    async def body(pool, backend):
+        async with pool.lease("agent") as plain, pool.lease("agent", needs=["ptrace"]) as box:
+            assert box.sandbox.needs == {"ptrace"}
+            assert plain.sandbox.needs == set()
+        assert box.sandbox.closed
+        async with pool.lease("agent") as one, pool.lease("agent") as two:
+            assert one.sandbox.needs == two.sandbox.needs == set()
+        with pytest.raises(ValueError, match="unknown"):
+            async with pool.lease("agent", needs=["root"]):
+                pass
+
+    run(body)
+
+
+def test_a_lost_one_is_replaced_in_the_background():
+    async def body(pool, backend):
+        async with pool.lease("agent") as box:
+            box.sandbox.lost = True
+        await asyncio.sleep(0.05)
+        assert len(backend.opened) == 2
+        backend.failing = True  # the next one is there already
+        async with pool.lease("agent") as box:
+            assert box.sandbox is backend.opened[1]
+            box.sandbox.lost = True
+        await asyncio.sleep(0.05)
+        assert pool.counts.unstarted == 1
+        with pytest.raises(SandboxLost, match="not installed"):
+            async with pool.lease("agent"):
+                pass
+        backend.failing = False
+        async with pool.lease("agent"), pool.lease("agent"):
+            pass
+
+    run(body, open_s=0.01)
+
+
+def test_a_lease_waits_for_the_one_that_is_starting():
+    async def body(pool, backend):
+        async with pool.lease("agent") as box:
+            box.sandbox.lost = True
+        async with pool.lease("agent"):
+            pass
+        assert len(backend.opened) == 2
+
+    run(body, open_s=0.02)
+
+
+def test_after_so_many_resets_it_is_recycled():
+    async def body(pool, backend):
+        for _ in range(8):
+            async with pool.lease("agent"):
+                pass
+        await asyncio.sleep(0.01)
+        assert [box.resets for box in backend.opened] == [3, 3, 0]
+        assert (pool.counts.recycled, pool.counts.replaced) == (2, 0)
+
+    run(body, {"recycle_after": 3})
+
+
+def test_starts_are_bounded():
+    async def body(pool, backend):
+        await pool.warm("agent")
+        assert len(backend.opened) == 30
+        assert backend.most_starting == 2 * len(os.sched_getaffinity(0))
+        async with pool.lease("agent"):
+            pass
+        assert len(backend.opened) == 30
+
+    run(body, {"size": 30}, open_s=0.002)
+
+
+def test_who_keeps_a_lease_cannot_reach_the_next_episode():
+    async def body(pool, backend):
+        async with pool.lease("agent") as first:
+            left = asyncio.ensure_future(first.exec(["sleep"], timeout_s=30))
+            await asyncio.sleep(0)
+        async with asyncio.timeout(1), pool.lease("agent") as second:
+            assert second.sandbox is first.sandbox
+            assert second.epoch > first.epoch
+            with pytest.raises(SandboxLost, match="is over"):
+                await first.ping()
+            with pytest.raises(SandboxLost, match="ended during a call"):
+                await left
+            await second.ping()
+
+    run(body)
+
+
+def test_untrusted_code_runs_behind_a_boundary_or_where_it_is_trusted():
+    async def body(pool, backend):
+        with pytest.raises(ConfigError, match=r"no boundary.*--trust"):
+            async with pool.lease("agent", untrusted=True):
+                pass
+        backend.is_boundary = True
+        async with pool.lease("agent", untrusted=True):
+            pass
+
+    async def trusting(pool, backend):
+        async with pool.lease("agent", untrusted=True):
+            pass
+
+    run(body)
+    run(trusting, {"trust": True})
+
+
 def test_sizes():
     assert default_size(SandboxLimits()) >= 1
     assert default_size(SandboxLimits(memory_mb=10**9)) == 1
     with pytest.raises(ConfigError, match="size=0"):
         Pool(FakeBackend(), size=0)
+    with pytest.raises(ConfigError, match="recycle_after=0"):
+        Pool(FakeBackend(), recycle_after=0)
 
 
 def test_pools_by_name(capsys, monkeypatch):

@@ -13,6 +13,7 @@ import json
 from typing import Any
 
 from agentrl.sandboxes import seccomp
+from agentrl.sandboxes.base import Need
 
 _GROUPS = {
     "files": """
@@ -63,13 +64,13 @@ _LOW_WORD = 32
 
 
 @functools.cache
-def profile() -> str:
-    """The profile; the same for every container, so a daemon sees one text.
+def profile(needs: frozenset[Need] = frozenset()) -> str:
+    """The profile; the same for every container with the same needs, so a daemon sees one text.
 
     Numbers of arguments are compared as 64 bits where the kernel looks at 32: a rule that lists what is good is safe,
     one that says "not this value" would be evaded by a bit above them. So "not 1" is written bit by bit.
     """
-    rules = [_allow(ALLOWED)]
+    rules = [_allow(ALLOWED), *(_allow(seccomp.PERMITTED[need]) for need in sorted(needs))]
     rules += [_allow(("socket",), _equals(0, family)) for family in seccomp.LOCAL_FAMILIES]
     rules += [_allow(("personality",), _equals(0, value)) for value in _PERSONALITIES]
     rules.append(_allow(("clone",), _masked(0, seccomp.NEW_NAMESPACES, 0)))
