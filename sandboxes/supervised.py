@@ -112,7 +112,7 @@ class SupervisedSandbox:
         if missing := place.demands - held:
             raise SandboxLost(
                 f"the sandbox cannot be {', '.join(sorted(missing))}: its Python lacks ctypes or resource;"
-                " install the Debian package libpython3-stdlib where it runs"
+                " install the Debian package libpython3-stdlib where it runs (with docker, memory_mb=256 will do too)"
             )
 
     async def _call(self, verb: str, *arguments: bytes, timeout_s: float = GRACE_S) -> Fields:

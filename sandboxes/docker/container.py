@@ -42,6 +42,7 @@ MASKED = (
 )
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _OOM_SCORE = 500
+_RUNC_DATA = 256 << 20
 _GONE_S = 5.0
 _CAUSE_S = 1.0
 _STREAM = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -99,7 +100,7 @@ class Spec:
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
-            "SecurityOpt": ["no-new-privileges", f"seccomp={profile()}"],
+            "SecurityOpt": ["no-new-privileges", f"seccomp={profile(limits.needs)}"],
             "MaskedPaths": list(MASKED),
             "ReadonlyPaths": list(READ_ONLY),
             "Tmpfs": _tmpfs(limits),
@@ -108,7 +109,7 @@ class Spec:
             "NanoCpus": int(min(limits.cpus, cores) * 1e9),
             "PidsLimit": limits.processes + 1,
             "OomScoreAdj": _OOM_SCORE,
-            "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in rlimits(limits).items()],
+            "Ulimits": _ulimits(limits),
             "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},  # else closed connections outlive a reset
             "LogConfig": {"Type": "none", "Config": {}},
         }
@@ -137,7 +138,7 @@ def memory_mb(limits: SandboxLimits) -> int:
 
 
 def rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """What Docker sets for each process; names of `resource` in lower case. It cannot limit address space, but data."""
+    """What binds each process; names of `resource` in lower case. Docker cannot limit address space, but data."""
     return {
         "core": 0,
         "data": limits.memory_mb << 20,
@@ -146,6 +147,12 @@ def rlimits(limits: SandboxLimits) -> dict[str, int]:
         "msgqueue": 0,
         "nofile": limits.open_files,
     }
+
+
+def _ulimits(limits: SandboxLimits) -> list[dict[str, Any]]:
+    values = rlimits(limits)
+    values["data"] = max(values["data"], _RUNC_DATA)  # binds the program that starts the container, too
+    return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]
 
 
 class Demultiplexer:

@@ -9,6 +9,7 @@ import time
 
 from agentrl.sandboxes.supervisor.frames import Fatal
 from agentrl.sandboxes.supervisor.rights import Rights
+from agentrl.sandboxes.supervisor.standing import Victims
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Processes:
     def __init__(self) -> None:
         self.is_init = os.getpid() == 1
         self.rights = Rights()
+        self.victims = Victims()
         self.wakeup, write = os.pipe()
         self._watched: set[int] = set()
         self._ended: dict[int, int] = {}
@@ -44,7 +46,7 @@ class Processes:
         Raises:
             OSError: it cannot be started.
         """
-        with self.rights:
+        with self.victims, self.rights:
             pid = _spawn(argv, env, descriptors)
         self._watched.add(pid)
         return pid

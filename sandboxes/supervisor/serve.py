@@ -132,8 +132,7 @@ class Supervisor:
         self._area = os.open(area, files.DIRECTORY)
         directories = [self._area, *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path)]
         self._wiped = {directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories}
-        if private:
-            standing.prefer_as_victim()
+        self._processes.victims = standing.Victims(private)
         traceless = standing.set_property(standing.PR_SET_DUMPABLE, 0) or self._rights.uid is not None
         adopts = self._processes.is_init or standing.set_property(standing.PR_SET_CHILD_SUBREAPER, 1)
         limited = standing.limit(limits)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-OOM_SCORE = 500
+OOM_SCORE, OOM_COMMAND = 500, 1000
+# Names of `resource` in lower case, as /proc/self/limits has them.
+LIMITS = {
+    "as": "Max address space",
+    "core": "Max core file size",
+    "data": "Max data size",
+    "fsize": "Max file size",
+    "memlock": "Max locked memory",
+    "msgqueue": "Max msgqueue size",
+    "nofile": "Max open files",
+    "nproc": "Max processes",
+}
 
 
 def set_property(option: int, value: int) -> bool:
@@ -16,26 +29,59 @@ def set_property(option: int, value: int) -> bool:
     return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
 
 
-def prefer_as_victim() -> None:
-    """When memory runs out, the kernel shall end what runs here before it ends the host's work."""
-    with open("/proc/self/oom_score_adj", "r+") as file:
-        if int(file.read()) < OOM_SCORE:
-            file.seek(0)
-            file.write(str(OOM_SCORE))
+class Victims:
+    """Who ends first when memory runs out: what runs here before the host's work, commands before this program."""
+
+    def __init__(self, private: bool = False) -> None:
+        """Take effect for this program, where the sandbox is its alone; nowhere else does this change anything."""
+        self._file = -1
+        if not private:
+            return
+        self._file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        self._own = b"%d" % max(int(os.pread(self._file, 16, 0)), OOM_SCORE)
+        self._write(b"%d" % OOM_COMMAND)
+        try:
+            self._write(self._own)
+        except PermissionError:  # the way back is barred: then all here are equal
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> None:
+        """What starts in the block ends before this program."""
+        if self._file >= 0:
+            self._write(b"%d" % OOM_COMMAND)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            self._write(self._own)
+
+    def _write(self, score: bytes) -> None:
+        os.pwrite(self._file, score, 0)
 
 
 def limit(limits: bytes) -> bool:
-    """Bind this process and all that it will start; False where `resource` is missing."""
+    """Bind this process and all that it will start; without `resource`, only tell whether they are bound already."""
+    pairs = (item.partition("=") for item in limits.decode().split(",") if item)
+    wanted = {name: int(text) for name, _, text in pairs}
     try:
         import resource
     except ImportError:
-        return False
-    for item in filter(None, limits.decode().split(",")):
-        name, _, text = item.partition("=")
+        return _bound(wanted)
+    for name, value in wanted.items():
         number = getattr(resource, f"RLIMIT_{name.upper()}")
-        value = int(text)
         ceiling = resource.getrlimit(number)[1]
         if ceiling != resource.RLIM_INFINITY:
             value = min(value, ceiling)
         resource.setrlimit(number, (value, value))
+    return True
+
+
+def _bound(wanted: dict[str, int]) -> bool:
+    with open("/proc/self/limits") as file:
+        lines = file.read().splitlines()
+    for name, value in wanted.items():
+        title = LIMITS[name]
+        soft = next(line[len(title) :].split()[0] for line in lines if line.startswith(title))
+        if soft == "unlimited" or int(soft) > value:
+            return False
     return True
