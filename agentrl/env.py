@@ -12,11 +12,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from agentrl.errors import ContractError
-from agentrl.sandboxes.base import Sandbox
+from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxPool
 from agentrl.tools import Tool, ToolResult, call_tool, clip_text, tools_of
 from agentrl.trajectory import Counts
 from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
@@ -40,6 +41,9 @@ class ToolEnv:
         system: system message, if any.
         limits: when an episode is cut short.
         needs_sandbox: whether tools run code or touch files (then `self.sandbox` is there).
+        isolation: "reset" lends a sandbox that others had, after a verified reset; "fresh" one that nobody had.
+        needs: what its code has to do that sandboxes refuse, of "ptrace" and "sysvipc"; such a sandbox is a fresh one.
+        untrusted: whether its own code is; then no sandbox without a boundary is taken, unless the pool is told to.
         endless: whether its splits never end.
         one_split: whether "train" and "test" are the same tasks, on purpose; good for evaluation alone.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
@@ -53,6 +57,9 @@ class ToolEnv:
     system: str = ""
     limits: Limits = Limits()
     needs_sandbox: bool = False
+    isolation: Isolation = "reset"
+    needs: tuple[Need, ...] = ()
+    untrusted: bool = False
     endless: bool = False
     one_split: bool = False
     artifacts: tuple[str, ...] = ()
@@ -114,6 +121,12 @@ class ToolEnv:
             ContractError: the reason names a failure of the machinery, which only the machinery can find.
         """
         self._end = self._checked(reason)
+
+    def borrow(self, pool: SandboxPool | None) -> AbstractAsyncContextManager[Sandbox | None]:
+        """A sandbox of the kind that this environment asks for, for an `async with` block; None where it needs none."""
+        if not self.needs_sandbox or pool is None:
+            return nullcontext()
+        return pool.lease("agent", isolation=self.isolation, needs=self.needs, untrusted=self.untrusted)
 
     async def reset(self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None) -> tuple[Message, ...]:
         """Start an episode and return its opening messages. Equal task and seed give an equal start state.

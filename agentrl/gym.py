@@ -186,7 +186,7 @@ class GymEnv(gymnasium.Env[str, str]):
         self.env = self._make()  # a tool of the last episode that still runs must not reach into this one
         if self._pool is None:
             self._pool = self._open_pool()
-        sandbox = await self._lease.enter_async_context(self._pool.lease("agent")) if self.env.needs_sandbox else None
+        sandbox = await self._lease.enter_async_context(self.env.borrow(self._pool))
         async with boundary(ToolFault, f"{self.env.id}: reset"):
             return await self.env.reset(task.view(), seed=seed, sandbox=sandbox)
 

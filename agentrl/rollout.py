@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -104,7 +104,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
     seed = derive_seed(setting.seed, key.task, key.step, key.sample)
     # The player takes its seat before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with _lease(setting.pool, env) as sandbox, _closing(env):
+        async with env.borrow(setting.pool) as sandbox, _closing(env):
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
@@ -170,12 +170,6 @@ async def _judge(setting: Setting, task: Task, key: EpisodeKey, progress: _Progr
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
     )
     return await grade(progress.env.verifier, submission)
-
-
-def _lease(pool: SandboxPool | None, env: ToolEnv) -> AbstractAsyncContextManager[Sandbox | None]:
-    if not env.needs_sandbox or pool is None:
-        return nullcontext()
-    return pool.lease("agent")
 
 
 def _episode(progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, score: Score) -> Episode:

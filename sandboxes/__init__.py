@@ -16,13 +16,18 @@ from agentrl.sandboxes.base import (
     SandboxLimits,
     SandboxPool,
     SandboxRole,
+    Session,
+    Snapshot,
 )
 from agentrl.sandboxes.bubblewrap import BubblewrapBackend, missing
+from agentrl.sandboxes.docker import DockerBackend
+from agentrl.sandboxes.docker import missing as docker_missing
 from agentrl.sandboxes.pool import Pool
 from agentrl.sandboxes.process import ProcessBackend
 
 __all__ = [
     "BubblewrapBackend",
+    "DockerBackend",
     "ExecResult",
     "FileInfo",
     "Pool",
@@ -32,33 +37,43 @@ __all__ = [
     "SandboxLimits",
     "SandboxPool",
     "SandboxRole",
+    "Session",
+    "Snapshot",
     "available",
     "open_pool",
 ]
-_NO_DOCKER = "not part of this version; use bubblewrap, or process for code that you trust"
 
 
 def available() -> dict[str, str]:
     """Backend name -> "ok", or what is missing with its fix."""
-    return {"bubblewrap": missing() or "ok", "docker": _NO_DOCKER, "process": "ok (no boundary)"}
+    return {"bubblewrap": missing() or "ok", "docker": docker_missing() or "ok", "process": "ok (no boundary)"}
 
 
-def open_pool(name: str = "auto", size: int | None = None, limits: SandboxLimits | None = None) -> Pool:
-    """A pool of the named backend: bubblewrap, process, or auto (bubblewrap where it works, else process, saying so).
+def open_pool(
+    name: str = "auto", size: int | None = None, limits: SandboxLimits | None = None, *, trust: bool = False
+) -> Pool:
+    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that works, saying so.
 
-    Nothing is started before the first lease.
+    Nothing is started before the first lease. `trust` lets untrusted environments run where there is no boundary.
 
     Raises:
         ConfigError: the backend does not exist or cannot be used here; the message names the fix.
     """
+    checks = {"bubblewrap": missing, "docker": docker_missing, "process": lambda: None}
+    if name not in ("auto", *checks):
+        raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, docker, process or auto")
+    problems: list[str] = []
+    for kind in checks if name == "auto" else (name,):
+        problem = checks[kind]()
+        if problem is None:
+            if problems:
+                print(f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox", file=sys.stderr)
+            return Pool(_backend(kind), size, limits, trust=trust)
+        problems.append(problem)
+    raise ConfigError(f"sandbox={name!r} cannot be used: {problems[0]}")
+
+
+def _backend(name: str) -> SandboxBackend:
     if name == "docker":
-        raise ConfigError(f"sandbox='docker' is {_NO_DOCKER}")
-    if name not in ("auto", "bubblewrap", "process"):
-        raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, process or auto")
-    problem = missing() if name != "process" else None
-    if problem and name == "bubblewrap":
-        raise ConfigError(f"sandbox='bubblewrap' cannot be used: {problem}")
-    if problem:
-        print(f"warning: {problem}; falling back to the process sandbox", file=sys.stderr)
-    backend: SandboxBackend = ProcessBackend() if problem or name == "process" else BubblewrapBackend()
-    return Pool(backend, size, limits)
+        return DockerBackend()
+    return BubblewrapBackend() if name == "bubblewrap" else ProcessBackend()

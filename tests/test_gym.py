@@ -197,7 +197,7 @@ class Work(Echo):
     @tool
     async def die(self) -> str:
         """Kill the sandbox, then use it."""
-        os.kill(self.sandbox._wire.peer.pid, signal.SIGKILL)
+        os.kill(self.sandbox.sandbox._wire.peer.pid, signal.SIGKILL)
         await asyncio.sleep(0.2)
         await self.sandbox.exec(["true"])
         return "still here"

@@ -54,7 +54,7 @@ class Work(Echo):
     @tool
     async def die(self) -> str:
         """Kill the sandbox under the environment."""
-        os.kill(self.sandbox._wire.peer.pid, signal.SIGKILL)
+        os.kill(self.sandbox.sandbox._wire.peer.pid, signal.SIGKILL)
         await asyncio.sleep(0.2)
         return "killed"
 
