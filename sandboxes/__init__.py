@@ -6,6 +6,7 @@ if __name__ == "sandboxes":
     raise ImportError("import agentrl.sandboxes, not sandboxes")
 
 import sys
+from collections.abc import Callable
 
 from agentrl.errors import ConfigError
 from agentrl.sandboxes.base import (
@@ -59,7 +60,11 @@ def open_pool(
     Raises:
         ConfigError: the backend does not exist or cannot be used here; the message names the fix.
     """
-    checks = {"bubblewrap": missing, "docker": docker_missing, "process": lambda: None}
+    checks: dict[str, Callable[[], str | None]] = {
+        "bubblewrap": missing,
+        "docker": docker_missing,
+        "process": lambda: None,
+    }
     if name not in ("auto", *checks):
         raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, docker, process or auto")
     problems: list[str] = []

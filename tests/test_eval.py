@@ -197,7 +197,6 @@ def test_tried_again_counts_apart(tmp_path):
         ({"policy": "hf:"}, "is unknown"),
         ({"policy": "vllm:x"}, "not part of this version"),
         ({"policy": "hf:/no/such"}, "does not exist"),
-        ({"sandbox": "docker"}, "docker"),
         ({"sandbox": "x"}, "sandbox='x'"),
         ({"make": factory("calc-v0")}, "--limit"),
         ({"make": type("Empty", (Ten,), {"count": 0})}, "no tasks in split 'test'"),

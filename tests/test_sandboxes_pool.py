@@ -14,7 +14,7 @@ import pytest
 
 from agentrl import sandboxes
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.sandboxes import BubblewrapBackend, Pool, ProcessBackend, available, open_pool
+from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, ProcessBackend, available, open_pool
 from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.pool import default_size
 
@@ -358,16 +358,20 @@ def test_sizes():
 
 def test_pools_by_name(capsys, monkeypatch):
     assert open_pool("process", size=3).size == 3
-    with pytest.raises(ConfigError, match=r"docker.*bubblewrap"):
-        open_pool("docker")
     with pytest.raises(ConfigError, match="'vm' is unknown"):
         open_pool("vm")
     assert set(available()) == {"bubblewrap", "docker", "process"}
     monkeypatch.setattr(sandboxes, "missing", lambda: "install the Debian package bubblewrap")
-    with pytest.raises(ConfigError, match="install the Debian package"):
-        open_pool("bubblewrap")
+    monkeypatch.setattr(sandboxes, "docker_missing", lambda: "start dockerd")
+    for name in ("bubblewrap", "docker"):
+        with pytest.raises(ConfigError, match=f"{name!r} cannot be used: (install the Debian package|start dockerd)"):
+            open_pool(name)
     assert isinstance(open_pool("auto").backend, ProcessBackend)
-    assert "falling back to the process sandbox" in capsys.readouterr().err
+    assert "start dockerd; falling back to the process sandbox" in capsys.readouterr().err
+    monkeypatch.setattr(sandboxes, "docker_missing", lambda: None)
+    assert isinstance(open_pool("docker").backend, DockerBackend)
+    assert isinstance(open_pool("auto").backend, DockerBackend)
+    assert "falling back to the docker sandbox" in capsys.readouterr().err
     monkeypatch.setattr(sandboxes, "missing", lambda: None)
     assert isinstance(open_pool("auto").backend, BubblewrapBackend)
 

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.docker.container import AREA, Container, Spec, rlimits
-from agentrl.sandboxes.docker.daemon import Daemon, default_url, unreachable
+from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split, unreachable
 from agentrl.sandboxes.docker.images import DEFAULT_PATH, Layered, daemon_has, image_of
 from agentrl.sandboxes.docker.owner import Owner, Uid
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
@@ -46,9 +46,9 @@ class DockerBackend:
         Args:
             image: for both roles; None for AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE, or what
                 `agentrl images build` made.
-            url: of the daemon, as in DOCKER_HOST; several with commas between them.
-            runtime: an OCI runtime that the daemons know, as runsc or kata; None for their default.
-            userns: user-namespace mode of the containers; None for the daemons' default.
+            url: of the daemon, several with commas between them; None for AGENTRL_DOCKER_URL or DOCKER_HOST.
+            runtime: an OCI runtime that the daemons know, as runsc or kata; None for AGENTRL_DOCKER_RUNTIME or theirs.
+            userns: user-namespace mode of the containers; None for AGENTRL_DOCKER_USERNS or the daemons' default.
             network: "none" is all there is.
             lifetime_s: age at which another machine's start may take a container for abandoned.
 
@@ -61,10 +61,12 @@ class DockerBackend:
             )
         if lifetime_s <= 0:
             raise ConfigError(f"docker lifetime_s={lifetime_s} must be positive")
-        urls = [part.strip() for part in (url or default_url()).split(",") if part.strip()]
+        urls = split(url or default_url())
         for part in urls:
-            unreachable(part)  # a URL of the wrong kind is bad input; a daemon that is away may come back
-        self._image, self._runtime, self._userns, self._lifetime_s = image, runtime, userns, lifetime_s
+            check_url(part)
+        self._image, self._lifetime_s = image, lifetime_s
+        self._runtime = runtime or os.environ.get("AGENTRL_DOCKER_RUNTIME") or None
+        self._userns = userns or os.environ.get("AGENTRL_DOCKER_USERNS") or None
         self._owner = Owner.me()
         self._daemons = [Daemon(part, self._owner) for part in urls]
         self._layers: dict[tuple[str, str], Layered] = {}
@@ -145,7 +147,7 @@ def _discard(starting: asyncio.Future[tuple[Container, Place]]) -> None:
 def missing() -> str | None:
     """What keeps Docker from being used here, with the fix; None if nothing does. Starts no container."""
     try:
-        for url in default_url().split(","):
+        for url in split(default_url()):
             if problem := unreachable(url):
                 return problem
             daemon = Daemon(url, Owner.me())

@@ -33,15 +33,20 @@ _REMEDIES = {
 
 
 def default_url() -> str:
-    """The daemon that Docker's own tools would use."""
-    return os.environ.get("DOCKER_HOST") or DEFAULT_URL
+    """AGENTRL_DOCKER_URL, else the daemon that Docker's own tools would use; several with commas between them."""
+    return os.environ.get("AGENTRL_DOCKER_URL") or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
 
-def unreachable(url: str) -> str | None:
-    """What keeps a daemon from being used, with the fix; None if nothing does. Connects, but asks nothing.
+def split(url: str) -> list[str]:
+    """The URLs of several daemons."""
+    return [part.strip() for part in url.split(",") if part.strip()]
+
+
+def check_url(url: str) -> None:
+    """Whether a URL is of a kind that can be used; nothing is connected.
 
     Raises:
-        ConfigError: the URL is of a kind that cannot be used.
+        ConfigError: it is not.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("unix", "tcp", "http"):
@@ -54,6 +59,16 @@ def unreachable(url: str) -> str | None:
             f"docker url={url!r} with DOCKER_TLS_VERIFY is not supported: unset it and reach the daemon by"
             " `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and url='unix:///tmp/docker.sock'"
         )
+
+
+def unreachable(url: str) -> str | None:
+    """What keeps a daemon from being used, with the fix; None if nothing does. Connects, but asks nothing.
+
+    Raises:
+        ConfigError: the URL is of a kind that cannot be used.
+    """
+    check_url(url)
+    parts = urlsplit(url)
     if importlib.util.find_spec("docker") is None:
         return NO_SDK
     try:
