@@ -20,7 +20,7 @@ from agentrl.sandboxes.base import (
     Session,
     Snapshot,
 )
-from agentrl.sandboxes.bubblewrap import BubblewrapBackend, missing
+from agentrl.sandboxes.bubblewrap import BubblewrapBackend, memory_bound, missing
 from agentrl.sandboxes.docker import DockerBackend
 from agentrl.sandboxes.docker import missing as docker_missing
 from agentrl.sandboxes.pool import Pool
@@ -47,7 +47,11 @@ __all__ = [
 
 def available() -> dict[str, str]:
     """Backend name -> "ok", or what is missing with its fix."""
-    return {"bubblewrap": missing() or "ok", "docker": docker_missing() or "ok", "process": "ok (no boundary)"}
+    return {
+        "bubblewrap": missing() or f"ok ({memory_bound()})",
+        "docker": docker_missing() or "ok",
+        "process": "ok (no boundary)",
+    }
 
 
 def open_pool(

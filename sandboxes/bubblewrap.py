@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
+from agentrl.sandboxes.cgroup import Group, home
 from agentrl.sandboxes.launch import Child, memory_file, program
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
 
@@ -44,22 +47,93 @@ class BubblewrapBackend:
         problem = missing()
         if problem:
             raise SandboxLost(problem)
-        files = {name: memory_file(name, data) for name, data in _contents(limits).items()}
+        group = None if (place := home()) is None else Group(place, total_mb(limits) << 20)
+        child = _start(limits, group)
         try:
+            if group is not None:
+                await child.join()
+        except BaseException:
+            await child.gone()
+            raise
+        return await SupervisedSandbox.open(child, _place(limits, group), limits)
+
+
+class _Guest(Child):
+    """A bubblewrap with the supervisor in it, and the memory group of that, if any.
+
+    The group takes in the supervisor alone, before it has been asked for anything: bubblewrap's own process outside
+    stays with us, and dies with us.
+    """
+
+    def __init__(self, argv: list[str], fds: tuple[int, ...], group: Group | None) -> None:
+        self._group = group
+        self._info, theirs = os.pipe()
+        try:
+            if group is not None:
+                argv = [argv[0], "--info-fd", str(theirs), *argv[1:]]
+                fds = (*fds, theirs, *group.files)
             user = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else None
-            child = Child(_argv(limits, files), env={}, pass_fds=tuple(files.values()), user=user)
+            super().__init__(argv, env={}, pass_fds=fds, user=user)
+        except BaseException:
+            os.close(self._info)
+            raise
         finally:
-            for fd in files.values():
-                os.close(fd)
-        place = Place(
-            area=AREA,
-            private=True,
-            others=("/dev/shm", "/dev/mqueue"),
-            env=COMMON_ENV | {"PATH": "/usr/bin:/bin", "HOME": f"{AREA}/work", "TMPDIR": "/tmp"},
-            rlimits=rlimits(limits) | {"nproc": limits.processes + 1, "msgqueue": 0},
-            demands=frozenset({"traceless", "adopts", "limited"}),
-        )
-        return await SupervisedSandbox.open(child, place, limits)
+            os.close(theirs)
+
+    async def join(self) -> None:
+        """Move the supervisor into the group."""
+        assert self._group is not None
+        told = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(self._info))
+        if found := re.search(rb'"child-pid": (\d+)', told):  # else bubblewrap has failed, and says why itself
+            self._group.add(int(found[1]))
+
+    async def gone(self) -> None:
+        await super().gone()
+        if self._info >= 0:
+            os.close(self._info)
+            self._info = -1
+        if self._group is not None:
+            await self._group.remove()
+
+
+def _start(limits: SandboxLimits, group: Group | None) -> _Guest:
+    files = {name: memory_file(name, data) for name, data in _contents(limits).items()}
+    try:
+        return _Guest(_argv(limits, files), tuple(files.values()), group)
+    except BaseException:
+        if group is not None:
+            group.abandon()
+        raise
+    finally:
+        for fd in files.values():
+            os.close(fd)
+
+
+def _read(fd: int) -> bytes:
+    with open(fd, "rb") as pipe:
+        return pipe.read()
+
+
+def _place(limits: SandboxLimits, group: Group | None) -> Place:
+    return Place(
+        area=AREA,
+        private=True,
+        others=("/dev/shm", "/dev/mqueue"),
+        env=COMMON_ENV | {"PATH": "/usr/bin:/bin", "HOME": f"{AREA}/work", "TMPDIR": "/tmp"},
+        rlimits=rlimits(limits) | {"nproc": limits.processes + 1, "msgqueue": 0},
+        demands=frozenset({"traceless", "adopts", "limited", *(["bounded"] if group else [])}),
+        memory=group.files if group else (),
+    )
+
+
+def total_mb(limits: SandboxLimits) -> int:
+    """Memory of all processes and files of one sandbox together, where a group bounds it: full disks starve nobody."""
+    return limits.memory_mb + limits.disk_mb + _SHM_MB
+
+
+def memory_bound() -> str:
+    """What bounds the memory of a sandbox here, in words."""
+    return "memory bounded in total by a cgroup" if home() else "memory bounded per process: no cgroup may be made here"
 
 
 def missing() -> str | None:
