@@ -152,7 +152,8 @@ def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> 
     target, side = Path(path), Path(f"{path}.redone")
     if not target.exists():
         return 0
-    kept, moved = [], []
+    kept: list[bytes] = []
+    moved: list[bytes] = []
     for number, line in enumerate(target.read_bytes().splitlines(keepends=True), 1):
         torn = not line.strip() or (not line.endswith(b"\n") and not _is_json(line))
         chosen = moved if not torn and _parse(line, f"{target}:{number}", unwanted) else kept

@@ -197,8 +197,8 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
         if step == 0:  # a prompt that several rows share (the episodes of a group) was computed once
             batch.keep(prompt_of)
             batch.rows = list(range(len(requests)))
-            index = torch.tensor(prompt_of, device=device)
-            logits_BV, position_BT = logits_BV[index], position_BT[index]
+            row_of_B = torch.tensor(prompt_of, device=device)
+            logits_BV, position_BT = logits_BV[row_of_B], position_BT[row_of_B]
         u_B = torch.stack([uniform[row][step] for row in batch.rows]).to(device)
         token_B, logprob_B = draw(logits_BV, u_B, requests[0].sampling)
         stopped = torch.isin(token_B, engine._stop).tolist()
