@@ -15,11 +15,12 @@ from agentrl.errors import AgentRLError
 from agentrl.sandboxes.base import SandboxBackend
 from agentrl.sandboxes.contract import boundary as _boundary
 from agentrl.sandboxes.contract import common as _common
+from agentrl.sandboxes.contract import state as _state
 from agentrl.sandboxes.contract.room import BOUNDARY, COMMON, Broken, Check, Room, prove_apart
 
 __all__ = ["BOUNDARY", "COMMON", "Broken", "Check", "Room", "Violation", "check_backend", "prove_apart", "run_check"]
 CHECK_S = 60.0
-_loaded = (_boundary, _common)  # importing them registers their checks
+_loaded = (_boundary, _common, _state)  # importing them registers their checks
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agentrl.sandboxes.supervisor.memory import Memory
+    from agentrl.sandboxes.supervisor.processes import Processes
 
 VERIFY_S = 0.5
 PAUSE_S = 0.005
@@ -43,11 +44,12 @@ class Proof:
             descriptors are compared.
     """
 
-    def __init__(self, wiped: list[int], memory: Memory, private: bool) -> None:
+    def __init__(self, wiped: list[int], processes: Processes, memory: Memory, private: bool) -> None:
         """Take the fingerprint of a new sandbox; `wiped` are the directories that a reset empties."""
         self._wiped = wiped
         self._memory = memory
         self._looks: dict[str, Callable[[], object]] = {"roots": self._roots, "descriptors": _descriptors}
+        self._looks["processes"] = processes.has_none
         if private:
             self._spaces = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _writable()]
             self._looks |= {"mounts": lambda: _proc("self/mountinfo"), "space": self._space, "processes": _pids}

@@ -39,7 +39,7 @@ class Supervisor:
         self._wiped: dict[int, int] = {}  # directory -> its mode
         self._env: dict[bytes, bytes] = {}
         self._memory = Memory([], private=False)
-        self._proof = Proof([], self._memory, private=False)
+        self._proof = Proof([], self._processes, self._memory, private=False)
         self._sessions: dict[int, Session] = {}
         self._session_count = 0  # over the whole life: an id is never used again
         self._verbs: dict[bytes, Callable[[list[bytes]], list[bytes]]] = {
@@ -137,7 +137,7 @@ class Supervisor:
         adopts = self._processes.is_init or standing.set_property(standing.PR_SET_CHILD_SUBREAPER, 1)
         limited = standing.limit(limits)
         self._furnish()
-        self._proof = Proof(directories, self._memory, private)
+        self._proof = Proof(directories, self._processes, self._memory, private)
         return [b"%d" % value for value in (PROTOCOL, traceless, adopts, limited, self._memory.known)]
 
     def _exec(self, arguments: list[bytes]) -> list[bytes]:
