@@ -9,10 +9,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
-from agentrl.sandboxes.docker.container import AREA, Container, Spec, rlimits
+from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split, unreachable
 from agentrl.sandboxes.docker.images import DEFAULT_PATH, Layered, daemon_has, image_of
 from agentrl.sandboxes.docker.owner import Owner, Uid
+from agentrl.sandboxes.docker.spec import AREA, Spec, rlimits
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
 
 _THREADS = 32
@@ -142,6 +143,17 @@ def _discard(starting: asyncio.Future[tuple[Container, Place]]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         container, _ = starting.result()
         container.abandon()
+
+
+def first_daemon() -> Daemon:
+    """The daemon of this machine's settings; the first where there are several.
+
+    Raises:
+        ConfigError: its URL is of a kind that cannot be used.
+    """
+    url = split(default_url())[0]
+    check_url(url)
+    return Daemon(url, Owner.me())
 
 
 def missing() -> str | None:

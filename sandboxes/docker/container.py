@@ -1,4 +1,4 @@
-"""One container: what it may and may not, how it starts, and the stream to the supervisor in it."""
+"""One running container: how it starts, the stream to the supervisor in it, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,150 +9,21 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.docker.daemon import Daemon, remove
-from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
-from agentrl.sandboxes.docker.profile import profile
+from agentrl.sandboxes.docker.spec import Spec
 from agentrl.sandboxes.launch import STDERR_BYTES
 from agentrl.sandboxes.supervisor.frames import FrameError
 
-AREA = "/sandbox"
-SHM_MB = 16
-CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE")
-# The host's hardware and kernel are nobody's business inside; Docker's own list is the rest.
-_SYS = ("block", "bus", "class", "dev", "devices", "firmware", "hypervisor", "kernel", "module", "power")
-MASKED = (
-    *(f"/sys/{name}" for name in _SYS),
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/key-users",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-)
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-_OOM_SCORE = 500
-_RUNC_DATA = 256 << 20
 _GONE_S = 5.0
 _CAUSE_S = 1.0
 _STREAM = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 _HEADER = struct.Struct(">BxxxI")
 _STDOUT, _STDERR = 1, 2
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What a container is made from.
-
-    Attributes:
-        image: id of an image with our supervisor.
-        runtime: an OCI runtime that the daemon knows, as runsc; None for its default.
-        userns: user-namespace mode; None for the daemon's default.
-    """
-
-    image: str
-    limits: SandboxLimits
-    labels: Mapping[str, str]
-    runtime: str | None = None
-    userns: str | None = None
-
-    def config(self, cores: float) -> dict[str, Any]:
-        """The request that creates it."""
-        return {
-            "Image": self.image,
-            "User": "0:0",
-            "Hostname": "sandbox",
-            "WorkingDir": "/",
-            "Entrypoint": [PYTHON, "-I", "-S", "-B", ARCHIVE],
-            "Cmd": [],
-            "Healthcheck": {"Test": ["NONE"]},
-            "Labels": dict(self.labels),
-            "Tty": False,
-            "OpenStdin": True,
-            "StdinOnce": True,  # the end of our connection is the end of its stdin, and so its own
-            "AttachStdin": True,
-            "AttachStdout": True,
-            "AttachStderr": True,
-            "NetworkDisabled": True,
-            "StopTimeout": 1,
-            "HostConfig": self._host_config(cores),
-        }
-
-    def _host_config(self, cores: float) -> dict[str, Any]:
-        limits, memory = self.limits, memory_mb(self.limits) << 20
-        config: dict[str, Any] = {
-            "AutoRemove": True,
-            "NetworkMode": "none",
-            "IpcMode": "none",  # private, and without Docker's own /dev/shm, whose number of files has no limit
-            "CgroupnsMode": "private",
-            "Init": False,
-            "Privileged": False,
-            "ReadonlyRootfs": True,
-            "CapDrop": ["ALL"],
-            "CapAdd": list(CAPABILITIES),
-            "SecurityOpt": ["no-new-privileges", f"seccomp={profile(limits.needs)}"],
-            "MaskedPaths": list(MASKED),
-            "ReadonlyPaths": list(READ_ONLY),
-            "Tmpfs": _tmpfs(limits),
-            "Memory": memory,
-            "MemorySwap": memory,
-            "NanoCpus": int(min(limits.cpus, cores) * 1e9),
-            "PidsLimit": limits.processes + 1,
-            "OomScoreAdj": _OOM_SCORE,
-            "Ulimits": _ulimits(limits),
-            "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},  # else closed connections outlive a reset
-            "LogConfig": {"Type": "none", "Config": {}},
-        }
-        if self.runtime is not None:
-            config["Runtime"] = self.runtime
-        if self.userns is not None:
-            config["UsernsMode"] = self.userns
-        return config
-
-
-def _tmpfs(limits: SandboxLimits) -> dict[str, str]:
-    common = "rw,exec,nosuid,nodev,uid=0,gid=0"
-    sizes = {AREA: (limits.disk_mb, "0755"), "/tmp": (_tmp_mb(limits), "1777"), "/dev/shm": (SHM_MB, "1777")}
-    return {
-        path: f"{common},mode={mode},size={size}m,nr_inodes={limits.inodes}" for path, (size, mode) in sizes.items()
-    }
-
-
-def _tmp_mb(limits: SandboxLimits) -> int:
-    return max(1, limits.disk_mb // 4)
-
-
-def memory_mb(limits: SandboxLimits) -> int:
-    """Memory of all processes and files of one container together: so full disks starve no process."""
-    return limits.memory_mb + limits.disk_mb + _tmp_mb(limits) + SHM_MB
-
-
-def rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """What binds each process; names of `resource` in lower case. Docker cannot limit address space, but data."""
-    return {
-        "core": 0,
-        "data": limits.memory_mb << 20,
-        "fsize": limits.disk_mb << 20,
-        "memlock": 0,
-        "msgqueue": 0,
-        "nofile": limits.open_files,
-    }
-
-
-def _ulimits(limits: SandboxLimits) -> list[dict[str, Any]]:
-    values = rlimits(limits)
-    values["data"] = max(values["data"], _RUNC_DATA)  # binds the program that starts the container, too
-    return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]
 
 
 class Demultiplexer:
@@ -252,7 +123,7 @@ class Container:
         if ended is None:
             return ""
         if ended.get("exitCode") == "137" and "oom" in actions and "kill" not in actions:
-            return "its supervisor was killed when its memory ran out: raise memory_mb, or let the agent use less"
+            return "the kernel killed it when the memory of its container ran out: raise memory_mb"
         if ended.get("exitCode") == "137":
             return "its container was killed from outside"
         return f"its container ended with exit code {ended.get('exitCode')}"
@@ -262,7 +133,7 @@ class Container:
         import requests
 
         api = self._daemon.api()
-        query = {"since": "1", "filters": json.dumps({"container": [self.id], "event": ["oom", "kill", "die"]})}
+        query = {"since": "1", "filters": json.dumps({"container": [self.id]})}
         with self._daemon.explained("telling of a container"):
             url = f"{api.base_url}/v{api.api_version}/events"
             with api.get(url, params=query, stream=True, timeout=_CAUSE_S) as answer:
@@ -271,7 +142,7 @@ class Container:
                     for line in answer.iter_lines(chunk_size=1):
                         event = json.loads(line)
                         yield event
-                        if event["Action"] == "die":
+                        if event["Action"] == "destroy":  # the last one; how it ended may be told after its end
                             return
                 except requests.ConnectionError:  # nothing more within the time
                     return

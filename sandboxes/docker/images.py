@@ -52,8 +52,7 @@ class Layered:
         Raises:
             SandboxLost: the base is missing, has no python3, or has volumes; the message names the fix.
         """
-        api = daemon.api()
-        info = _inspect(daemon, api, base)
+        info = require_image(daemon, base)
         if volumes := info["Config"].get("Volumes"):
             raise SandboxLost(
                 f"docker image {base!r} declares the volumes {', '.join(volumes)}, which have no size limit and outlive"
@@ -66,7 +65,7 @@ class Layered:
             if not daemon_has(daemon, tag):
                 text = _LAYER.format(base=info["Id"], digest=digest)
                 self._bake(daemon, base, tag, {"Dockerfile": text.encode(), "supervisor.pyz": program()})
-        self.image: str = _inspect(daemon, api, tag)["Id"]
+        self.image: str = require_image(daemon, tag)["Id"]
 
     @staticmethod
     def _bake(daemon: Daemon, base: str, tag: str, context: dict[str, bytes]) -> None:
@@ -98,14 +97,19 @@ def daemon_has(daemon: Daemon, image: str) -> bool:
         return True
 
 
-def _inspect(daemon: Daemon, api: Any, image: str) -> Any:
+def require_image(daemon: Daemon, image: str) -> Any:
+    """What a daemon knows of an image.
+
+    Raises:
+        SandboxLost: it has none of this name; the message says how to get it.
+    """
     if not daemon_has(daemon, image):
         fix = f"`docker pull {image}`"
         if image in {f"agentrl-{role}" for role in ROLES}:
             fix = "`agentrl images build`, or name your own in AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE"
         raise SandboxLost(f"the Docker daemon at {daemon.url} has no image {image!r}: get it with {fix}")
     with daemon.explained(f"looking at the image {image}"):
-        return api.inspect_image(image)
+        return daemon.api().inspect_image(image)
 
 
 def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
@@ -121,7 +125,7 @@ def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
         dockerfile = (files("agentrl.sandboxes") / "images" / f"{role}.Dockerfile").read_bytes()
         tag = f"agentrl-{role}"
         _build(daemon, tag, {"Dockerfile": dockerfile}, {"BASE": base})
-        made[tag] = str(_inspect(daemon, daemon.api(), tag)["Id"])
+        made[tag] = str(require_image(daemon, tag)["Id"])
     return made
 
 
