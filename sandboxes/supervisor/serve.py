@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SESSIONS = 8
+# What a request raises that is none: too few arguments, no numbers, numbers out of range, unknown names.
+MALFORMED = (ValueError, LookupError, OverflowError, AttributeError, TypeError)
 
 
 class Supervisor:
@@ -84,7 +86,7 @@ class Supervisor:
             return [b"ok", *self._verbs[verb](arguments)]
         except OSError as error:
             return [b"error", b"%d" % (error.errno or 0), str(error.strerror or error).encode()]
-        except (ValueError, KeyError) as error:
+        except MALFORMED as error:
             raise Fatal(f"no request: {error!r}") from error
 
     def end(self) -> None:
@@ -166,19 +168,17 @@ class Supervisor:
 
     def _enter(self, path: bytes) -> None:
         """Make a directory of the work area the one that programs start in; back home, a locked one is unlocked."""
-        if path:
-            with self._rights:
-                handle = files.walk(self._work, path)
-                try:
-                    os.fchdir(handle)
-                finally:
-                    os.close(handle)
-            return
-        try:
-            os.fchdir(self._work)
-        except PermissionError:
-            os.fchmod(self._work, 0o700)
-            os.fchdir(self._work)
+        with self._rights:
+            handle = files.walk(self._work, path)
+            try:
+                os.fchdir(handle)
+            except PermissionError:
+                if path:
+                    raise
+                os.fchmod(self._work, 0o700)
+                os.fchdir(handle)
+            finally:
+                os.close(handle)
 
     def _allowed(self, timeout: bytes) -> float:
         """The time of a command in seconds: none if the host has lost interest in it."""
