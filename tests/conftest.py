@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
+from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
+from agentrl.sandboxes.docker import missing as docker_missing
+
 REPO = Path(__file__).resolve().parent.parent
 REQUIRED = {part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()}
-_PROGRAMS = {"bubblewrap": "bwrap"}
+_CHECKS = {"bubblewrap": bubblewrap_missing, "docker": docker_missing}
 
 
 def require(part: str) -> None:
     """Skip the calling test if a real part is missing; fail it instead where AGENTRL_REQUIRE names the part."""
-    if shutil.which(_PROGRAMS[part]) is None:
-        message = f"{part} is not installed"
+    if problem := _CHECKS[part]():
         if part in REQUIRED:
-            pytest.fail(message)
-        pytest.skip(message)
+            pytest.fail(problem)
+        pytest.skip(problem)
 
 
 @pytest.fixture
 def bubblewrap() -> None:
     """The test needs bubblewrap."""
     require("bubblewrap")
+
+
+@pytest.fixture
+def docker() -> None:
+    """The test needs a Docker daemon with our images."""
+    require("docker")
 
 
 @pytest.fixture(scope="session")

@@ -86,9 +86,9 @@ def daemon_has(daemon: Daemon, image: str) -> bool:
     Raises:
         SandboxLost: the daemon cannot be asked.
     """
-    import docker.errors
-
     api = daemon.api()
+    import docker.errors  # after the daemon has found the SDK to be there
+
     with daemon.explained(f"looking for the image {image}"):
         try:
             api.inspect_image(image)
@@ -120,11 +120,18 @@ def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
     Raises:
         SandboxLost: a build failed; the message has the end of its output.
     """
-    made = {}
+    made, folder = {}, files("agentrl.sandboxes") / "images"
     for role in ROLES:
-        dockerfile = (files("agentrl.sandboxes") / "images" / f"{role}.Dockerfile").read_bytes()
-        tag = f"agentrl-{role}"
-        _build(daemon, tag, {"Dockerfile": dockerfile}, {"BASE": base})
+        context, tag = {"Dockerfile": (folder / f"{role}.Dockerfile").read_bytes()}, f"agentrl-{role}"
+        try:
+            _build(daemon, tag, context, {"BASE": base})
+        except SandboxLost as error:
+            if daemon_has(daemon, base):
+                raise
+            raise SandboxLost(
+                f"docker base image {base!r} is not there and cannot be pulled: name another with --base, or make one"
+                f" as root with `sh {folder / 'bootstrap.sh'} NAME` and use --base NAME ({error})"
+            ) from error
         made[tag] = str(require_image(daemon, tag)["Id"])
     return made
 
@@ -132,9 +139,9 @@ def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
 def _build(
     daemon: Daemon, tag: str, context: Mapping[str, bytes], arguments: Mapping[str, str], network: str | None = None
 ) -> None:
+    api = daemon.api()
     import docker.errors
 
-    api = daemon.api()
     with daemon.explained(f"building the image {tag}"):
         lines = api.build(
             fileobj=_tar(context.items()),
