@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
+from agentrl import cli_images
 from agentrl.errors import AgentRLError, ConfigError, UserError
 
 app = typer.Typer(
@@ -25,6 +26,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(cli_images.app, name="images")
 
 _INTERRUPTED = 130
 # The command-line library's own error has no public name; its public descendant leads to it.

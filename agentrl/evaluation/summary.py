@@ -16,6 +16,8 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"pass@{k} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {result['n_tasks']} tasks)"
     failed = f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were tried again)"
     yield f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}"
+    if outside := result["n_outside_plan"]:
+        yield f"recorded here but outside of this plan: {outside} episodes, in none of these figures"
     for task_id, why in result["refused"].items():
         yield f"refused {task_id}: {why}"
     yield "endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items())
