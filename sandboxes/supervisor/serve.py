@@ -130,8 +130,10 @@ class Supervisor:
         self._rights = self._processes.rights = Rights(int(uid) if uid else None)
         self._memory = Memory([int(fd) for fd in memory.split(b",") if fd], private)
         self._env = _pairs(env)
-        self._root = area
+        if self._root or not area.startswith(b"/"):
+            raise ValueError("a second hello, or an area that is no absolute path")
         self._area = os.open(area, files.DIRECTORY)
+        self._root = area
         directories = [self._area, *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path)]
         self._wiped = {directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories}
         self._processes.victims = standing.Victims(private)
@@ -336,5 +338,9 @@ def main() -> None:
         supervisor.serve()
     except (BrokenPipeError, ConnectionError, FrameError, Fatal, MemoryError) as error:
         sys.stderr.write(f"supervisor: {type(error).__name__}: {error}\n")
-    if os.getpid() != 1:  # the end of process 1 is the end of all
+    if os.getpid() == 1:  # the end of process 1 is the end of all
+        return
+    try:
         supervisor.end()
+    except (OSError, Fatal) as error:
+        sys.stderr.write(f"supervisor: {error} is left behind\n")
