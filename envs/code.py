@@ -14,7 +14,8 @@ from agentrl.taskfile import read_tasks
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers.base import Verifier
-from agentrl.verifiers.hidden_tests import hidden_tests
+from agentrl.verifiers.combine import remembered
+from agentrl.verifiers.hidden_tests import hidden_tests, met_a_limit
 
 _SHIPPED = Path(__file__).parent / "data" / "code_sample.jsonl"
 
@@ -30,7 +31,7 @@ class Code(ToolEnv):
 
     id: ClassVar[str] = "code-v0"
     system = "Solve the task by writing the file it names. Try your code, then submit."
-    verifier: Verifier = hidden_tests()
+    verifier: Verifier = remembered(hidden_tests(), unless=met_a_limit)
     limits = Limits(turns=16, tool_calls=32, wall_s=120, tool_s=20)
     needs_sandbox = True
 
