@@ -1,4 +1,4 @@
-"""Damaged streams of frames, 5,000 in a long run, in both directions: nobody crashes, nobody waits, nothing wrong is believed."""
+"""Damaged streams of frames in both directions (5,000 in a long run): nobody crashes, nobody waits."""
 
 from __future__ import annotations
 

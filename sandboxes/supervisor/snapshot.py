@@ -60,6 +60,8 @@ def _look(root: int, at: bytes, cap: int) -> list[tuple[bytes, bytes, int, bytes
             if row:
                 path = at + b"/" + name if at else name
                 cap -= len(path) + len(row[2])
+                if cap < 0:
+                    raise OSError(errno.EFBIG, "the work area holds more than a snapshot may")
                 rows.append((path, *row))
     finally:
         os.close(directory)
@@ -77,8 +79,6 @@ def _entry(directory: int, name: bytes, cap: int) -> tuple[bytes, int, bytes] | 
         mode = 0o777  # links have no mode of their own
     elif kind == b"file":
         data = _content(directory, name, mode, cap)
-    if len(data) > cap:  # which is below 0 where names alone are too long
-        raise OSError(errno.EFBIG, "the work area holds more than a snapshot may")
     return kind, mode, data
 
 
