@@ -24,6 +24,7 @@ _POOL = 64
 # What a daemon says, in lower case -> what to do about it.
 _REMEDIES = {
     "no space left on device": "its disk is full: free some with `docker system prune`",
+    "unknown runtime": "it has no such runtime: name it in /etc/docker/daemon.json, or leave runtime out",
     "unknown or invalid runtime": "it has no such runtime: install it and name it in /etc/docker/daemon.json, or leave"
     " runtime out",
     "toomanyrequests": "its registry limits downloads: log in with `docker login`, or wait",
@@ -115,19 +116,21 @@ class Daemon:
             self.live += change
 
     def api(self) -> Any:
-        """The SDK's low-level client. The first call also removes what dead owners have left.
+        """The SDK's low-level client. When a daemon is met for the first time, or again, what dead owners left goes.
 
         Raises:
             SandboxLost: the daemon cannot be used; the message names the fix.
         """
+        problem = unreachable(self.url)
         with self._lock:
+            if problem:
+                self._api, self.failed_at = None, time.monotonic()
+                raise SandboxLost(problem)
             if self._api is None:
                 self._api = self._connect()
             return self._api
 
     def _connect(self) -> Any:
-        if problem := unreachable(self.url):
-            raise SandboxLost(problem)
         import docker
 
         with self.explained("connecting"):

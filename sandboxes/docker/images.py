@@ -26,9 +26,9 @@ _SAID = 300
 _VARIABLES = {"agent": "AGENTRL_DOCKER_IMAGE", "grader": "AGENTRL_DOCKER_GRADER_IMAGE"}
 _LAYER = f"""FROM {{base}}
 USER 0
+LABEL agentrl.layer={{digest}}
 COPY supervisor.pyz {ARCHIVE}
 RUN python3 -c 1 && {{{{ [ -e {PYTHON} ] || ln -s "$(command -v python3)" {PYTHON}; }}}}
-LABEL agentrl.layer={{digest}}
 """
 _lock = threading.Lock()
 
@@ -143,22 +143,23 @@ def _build(
     import docker.errors
 
     with daemon.explained(f"building the image {tag}"):
-        lines = api.build(
-            fileobj=_tar(context.items()),
-            custom_context=True,
-            tag=tag,
-            buildargs=dict(arguments),
-            rm=True,
-            forcerm=True,
-            network_mode=network,
-            timeout=_BUILD_S,
-            decode=True,
+        # All of it is read, so that the connection is free again.
+        lines = list(
+            api.build(
+                fileobj=_tar(context.items()),
+                custom_context=True,
+                tag=tag,
+                buildargs=dict(arguments),
+                rm=True,
+                forcerm=True,
+                network_mode=network,
+                timeout=_BUILD_S,
+                decode=True,
+            )
         )
-        said = ""
-        for line in lines:
-            if "error" in line:
-                raise docker.errors.BuildError(f"{said.strip()[-_SAID:]} {line['error']}", ())
-            said += line.get("stream", "")
+        if errors := [line["error"] for line in lines if "error" in line]:
+            said = "".join(line.get("stream", "") for line in lines).strip()[-_SAID:]
+            raise docker.errors.BuildError(f"{said} {errors[0]}", ())
 
 
 def _tar(members: Iterable[tuple[str, bytes]]) -> io.BytesIO:
