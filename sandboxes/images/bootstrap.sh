@@ -4,7 +4,7 @@
 set -eu
 name=${1:-agentrl-base}
 suite=${2:-bookworm}
-mirror=${3:-http://deb.debian.org/debian}
+mirror=${3:-} # debootstrap's own, where none is given
 packages=python3,python3-numpy,python3-pytest
 
 if docker image inspect "$name" >/dev/null 2>&1; then
@@ -17,7 +17,7 @@ if ! command -v debootstrap >/dev/null; then
 fi
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-debootstrap --variant=minbase --include="$packages" "$suite" "$root" "$mirror" >"$root.log" 2>&1 || {
+debootstrap --variant=minbase --include="$packages" "$suite" "$root" ${mirror:+"$mirror"} >"$root.log" 2>&1 || {
   tail -n 5 "$root.log" >&2
   exit 1
 }
