@@ -152,19 +152,24 @@ def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> 
     target, side = Path(path), Path(f"{path}.redone")
     if not target.exists():
         return 0
-    kept: list[bytes] = []
-    moved: list[bytes] = []
-    for number, line in enumerate(target.read_bytes().splitlines(keepends=True), 1):
-        torn = not line.strip() or (not line.endswith(b"\n") and not _is_json(line))
-        chosen = moved if not torn and _parse(line, f"{target}:{number}", unwanted) else kept
-        chosen.append(line)
-    if moved:
-        with side.open("ab") as file:
-            file.writelines(moved)
-            file.flush()
-            os.fsync(file.fileno())
-        write_bytes_atomic(target, b"".join(kept))
-    return len(moved)
+    moved, draft = 0, target.with_name(f".{target.name}.kept")
+    try:
+        with target.open("rb") as source, draft.open("wb") as kept, side.open("ab") as aside:
+            for number, line in enumerate(source, 1):
+                torn = not line.strip() or (not line.endswith(b"\n") and not _is_json(line))
+                moves = not torn and _parse(line, f"{target}:{number}", unwanted)
+                (aside if moves else kept).write(line)
+                moved += moves
+            for file in (aside, kept):
+                file.flush()
+                os.fsync(file.fileno())
+        if moved:
+            os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+        if not side.stat().st_size:
+            side.unlink()
+    return moved
 
 
 def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:

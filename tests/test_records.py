@@ -22,6 +22,7 @@ from agentrl.records import (
     iter_episodes,
     read_episodes,
     read_metrics,
+    set_aside,
     write_json_atomic,
 )
 from agentrl.trajectory import Counts, Episode, EpisodeKey, Segment, Trajectory
@@ -355,3 +356,26 @@ def test_writing_an_episode_is_cheap(tmp_path):
             seconds.append(time.perf_counter() - begun)
     assert sorted(seconds)[150] < 0.001
     print(f"median {sorted(seconds)[150] * 1e3:.3f} ms")
+
+
+def test_rows_set_aside_are_neither_lost_nor_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert set_aside(path, lambda row: True) == 0 and not list(tmp_path.iterdir())
+    with MetricsWriter(path) as writer:
+        for step in range(4):
+            writer.write({"step": step, "loss": float("nan")})
+    with path.open("ab") as file:
+        file.write(b'{"v":1,"st')
+    whole = path.read_bytes()
+    assert set_aside(path, lambda row: row["step"] > 7) == 0 and path.read_bytes() == whole
+    assert [item.name for item in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert set_aside(path, lambda row: row["step"] > 1) == 2
+    with pytest.warns(RecordWarning, match="torn"):
+        assert [row["step"] for row in read_metrics(path)] == [0, 1]
+    assert [row["step"] for row in read_metrics(f"{path}.redone")] == [2, 3]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"no record\n", lines[1]]))
+    broken = path.read_bytes()
+    with pytest.raises(UserError, match="metrics.jsonl:2 is not a record"):
+        set_aside(path, lambda row: False)
+    assert path.read_bytes() == broken and sorted(item.suffix for item in tmp_path.iterdir()) == [".jsonl", ".redone"]
