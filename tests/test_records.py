@@ -376,6 +376,6 @@ def test_rows_set_aside_are_neither_lost_nor_kept(tmp_path):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"no record\n", lines[1]]))
     broken = path.read_bytes()
-    with pytest.raises(UserError, match="metrics.jsonl:2 is not a record"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2 is not a record"):
         set_aside(path, lambda row: False)
     assert path.read_bytes() == broken and sorted(item.suffix for item in tmp_path.iterdir()) == [".jsonl", ".redone"]
