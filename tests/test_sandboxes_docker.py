@@ -53,6 +53,12 @@ def containers(*labels):
     return {row["Id"] for row in first_daemon().api().containers(all=True, filters={"label": [LABEL, *labels]})}
 
 
+def owned_by(*pids):
+    """Ids of all containers that processes with these numbers made."""
+    rows = first_daemon().api().containers(all=True, filters={"label": LABEL})
+    return {row["Id"] for row in rows if int(row["Labels"]["agentrl.pid"].partition("/")[0]) in pids}
+
+
 def test_docker_keeps_the_contract(docker):
     mine = f"agentrl.pid={Owner.me().pid}"
     assert asyncio.run(check_backend(DockerBackend())) == []
@@ -178,19 +184,41 @@ def test_nothing_outlives_its_host(docker, number):
     host = subprocess.Popen([sys.executable, "-c", HOST], cwd=REPO, stdout=subprocess.PIPE, text=True, stderr=-3)
     try:
         assert [host.stdout.readline() for _ in range(3)] == ["busy\n"] * 3
-        mine = {row for row in containers() if labels_of(row)["agentrl.pid"].startswith(f"{host.pid}/")}
-        assert len(mine) == 3
+        assert len(owned_by(host.pid)) == 3
     finally:
         host.send_signal(number)
         host.wait()
         host.stdout.close()
     time.sleep(2)
-    assert not mine & containers()
+    assert not owned_by(host.pid)
     assert b"1000.75" not in subprocess.check_output(["ps", "-eo", "args"])
 
 
-def labels_of(container):
-    return first_daemon().api().inspect_container(container)["Config"]["Labels"]
+STARTING = """
+import asyncio
+from agentrl.sandboxes import DockerBackend, SandboxLimits
+async def main():
+    backend, limits = DockerBackend(), SandboxLimits(memory_mb=128, disk_mb=8)
+    print("go", flush=True)
+    while True:
+        boxes = await asyncio.gather(*(backend.open("agent", limits) for _ in range(8)))
+        await asyncio.gather(*(box.close() for box in boxes))
+asyncio.run(main())
+"""
+
+
+def test_what_a_killed_host_was_making_is_removed(docker):
+    hosts = []
+    for after_s in (0.1, 0.2, 0.3):
+        host = subprocess.Popen([sys.executable, "-c", STARTING], cwd=REPO, stdout=subprocess.PIPE, text=True)
+        host.stdout.readline()
+        time.sleep(after_s)
+        host.kill()
+        host.wait()
+        host.stdout.close()
+        hosts.append(host.pid)
+    time.sleep(2)
+    assert not owned_by(*hosts)
 
 
 def test_who_is_gone_is_known_from_labels():

@@ -88,6 +88,7 @@ class Container:
         self._began = time.time()
         self._closed_by_us = self._gone = False
         api = daemon.api()
+        daemon.guard()
         with daemon.explained("creating a container"):
             self.id: str = api.create_container_from_config(spec.config(daemon.cores), None)["Id"]
         try:

@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.docker.owner import LABEL, Owner
+from agentrl.sandboxes.docker.undertaker import Undertaker
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 NO_SDK = "the docker SDK is not installed: pip install 'agentrl[docker]'"
 CALL_S = 60.0
 _CONNECT_S = 2.0
 _POOL = 64
+_undertakers: dict[int, Undertaker] = {}
+_undertaking = threading.Lock()
 # What a daemon says, in lower case -> what to do about it.
 _REMEDIES = {
     "no space left on device": "its disk is full: free some with `docker system prune`",
@@ -109,6 +112,7 @@ class Daemon:
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._api: Any = None
+        self._guarded = False
 
     def count(self, change: int) -> None:
         """One container more, or one less."""
@@ -129,6 +133,16 @@ class Daemon:
             if self._api is None:
                 self._api = self._connect()
             return self._api
+
+    def guard(self) -> None:
+        """See to it that what is made here now goes with this process, even if it is not ready by then."""
+        with _undertaking:
+            if os.getpid() not in _undertakers:
+                _undertakers.clear()
+                _undertakers[os.getpid()] = Undertaker()
+            if not self._guarded:
+                _undertakers[os.getpid()].watch(self.url, self.owner.run)
+                self._guarded = True
 
     def _connect(self) -> Any:
         import docker

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import SandboxLost
+from agentrl.sandboxes.docker.undertaker import RUN_LABEL
 
 LABEL = "agentrl.sandbox"
-_HOST, _PID, _DEADLINE, _RUN = "agentrl.host", "agentrl.pid", "agentrl.deadline", "agentrl.run"
+_HOST, _PID, _DEADLINE = "agentrl.host", "agentrl.pid", "agentrl.deadline"
 # Inside the 65,536 ids that a remapped user namespace has by default, above those that images give to their users.
 _FIRST_UID, _LAST_UID = 20_000, 60_000
 _UID_STEP = 97
@@ -49,7 +50,7 @@ class Owner:
     def labels(self, lifetime_s: float) -> dict[str, str]:
         """Labels of a container that is ours and may live this long."""
         deadline = str(int(time.time() + lifetime_s))
-        return {LABEL: "1", _RUN: self.run, _HOST: self.host, _PID: self.pid, _DEADLINE: deadline}
+        return {LABEL: "1", RUN_LABEL: self.run, _HOST: self.host, _PID: self.pid, _DEADLINE: deadline}
 
     def abandoned(self, labels: Mapping[str, str], now: float) -> bool:
         """Whether a container with these labels has nobody any more: its owner is known to be dead, or its time over.
