@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.row import Row, machine
+from benchmarks.parts import page as document
+from benchmarks.row import Absent, Row, machine
 
 HERE = Path(__file__).resolve().parent
 NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("__init__", "__main__", "row"))
@@ -39,11 +40,18 @@ def main(wanted: Sequence[str]) -> None:
     rows: list[Row] = []
     for name in wanted or NAMES:
         print(f"measuring {name} …", file=sys.stderr)
-        rows.append(import_module(f"benchmarks.{name}").measure())
+        try:
+            found = import_module(f"benchmarks.{name}").measure()
+        except Absent as error:
+            print(f"benchmarks: {name} is not measured: {error}", file=sys.stderr)
+            if wanted:
+                raise SystemExit(2) from None
+            continue
+        rows += [found] if isinstance(found, Row) else found
         Path("bench.json").write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
     _print(rows)
     if not wanted:
-        (HERE.parent / "docs" / "benchmarks.md").write_text(page(rows))
+        document.PATH.write_text(page(rows) + document.sections())
 
 
 def page(rows: Sequence[Row]) -> str:

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 
+class Absent(Exception):
+    """A row cannot be measured here; the message says what is missing and how to get it."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table.

@@ -1,0 +1,1 @@
+"""What several rows share: the rivals, the way of measuring, the page."""
