@@ -107,7 +107,7 @@ def home() -> Home | None:
     """Where this process may make groups; None if nowhere. Clears away what dead hosts left there."""
     for found in _homes(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
         try:
-            _sweep(found.path)
+            sweep(found.path)
             group = Group(found, 1 << 30)
         except OSError:  # not permitted
             continue
@@ -143,7 +143,7 @@ def _hands_on_memory(group: Path) -> bool:
         return False
 
 
-def _sweep(place: Path) -> None:
+def sweep(place: Path) -> None:
     """Remove the empty groups of hosts that are gone."""
     for group in place.glob(f"{_PREFIX}-*-*"):
         pid = group.name.split("-")[1]
