@@ -14,7 +14,7 @@ import pytest
 
 from agentrl import sandboxes
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, ProcessBackend, available, open_pool
+from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, ProcessBackend, available, cgroup, open_pool
 from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.pool import default_size
 
@@ -452,6 +452,9 @@ def test_nothing_outlives_a_killed_host(name, request):
         host.stdout.close()
     time.sleep(2)
     assert not ours & process_table().keys()
+    if (place := cgroup.home()) is not None:
+        cgroup.sweep(place.path)
+        assert not list(place.path.glob(f"agentrl-{host.pid}-*"))
     if name == "process":
         assert len(folders) == 3
         assert not any(os.path.exists(os.path.dirname(folder)) for folder in folders)
