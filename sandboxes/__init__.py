@@ -6,7 +6,7 @@ if __name__ == "sandboxes":
     raise ImportError("import agentrl.sandboxes, not sandboxes")
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agentrl.errors import ConfigError
 from agentrl.sandboxes.base import (
@@ -21,16 +21,19 @@ from agentrl.sandboxes.base import (
     Snapshot,
 )
 from agentrl.sandboxes.bubblewrap import BubblewrapBackend, memory_bound, missing
-from agentrl.sandboxes.docker import DockerBackend
+from agentrl.sandboxes.docker import DockerBackend, requests_of
 from agentrl.sandboxes.docker import missing as docker_missing
+from agentrl.sandboxes.network import Allow, NetworkRequest
 from agentrl.sandboxes.pool import Pool
 from agentrl.sandboxes.process import ProcessBackend
 
 __all__ = [
+    "Allow",
     "BubblewrapBackend",
     "DockerBackend",
     "ExecResult",
     "FileInfo",
+    "NetworkRequest",
     "Pool",
     "ProcessBackend",
     "Sandbox",
@@ -42,6 +45,7 @@ __all__ = [
     "Snapshot",
     "available",
     "open_pool",
+    "requests_of",
 ]
 
 
@@ -55,11 +59,17 @@ def available() -> dict[str, str]:
 
 
 def open_pool(
-    name: str = "auto", size: int | None = None, limits: SandboxLimits | None = None, *, trust: bool = False
+    name: str = "auto",
+    size: int | None = None,
+    limits: SandboxLimits | None = None,
+    *,
+    trust: bool = False,
+    allow: Allow | Sequence[str] = (),
 ) -> Pool:
     """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that works, saying so.
 
     Nothing is started before the first lease. `trust` lets untrusted environments run where there is no boundary.
+    `allow` has the hosts that agents may reach over HTTP and HTTPS; only docker can keep them to these.
 
     Raises:
         ConfigError: the backend does not exist or cannot be used here; the message names the fix.
@@ -71,18 +81,29 @@ def open_pool(
     }
     if name not in ("auto", *checks):
         raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, docker, process or auto")
+    if allow:
+        if name not in ("auto", "docker"):
+            raise ConfigError(f"sandbox={name!r} cannot keep agents to the hosts of allow=: use sandbox='docker'")
+        name = "docker"
+    network = allow if isinstance(allow, Allow) else Allow(*_listed(allow)) if allow else "none"
     problems: list[str] = []
     for kind in checks if name == "auto" else (name,):
         problem = checks[kind]()
         if problem is None:
             if problems:
                 print(f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox", file=sys.stderr)
-            return Pool(_backend(kind), size, limits, trust=trust)
+            return Pool(_backend(kind, network), size, limits, trust=trust)
         problems.append(problem)
     raise ConfigError(f"sandbox={name!r} cannot be used: {problems[0]}")
 
 
-def _backend(name: str) -> SandboxBackend:
+def _listed(hosts: Sequence[str]) -> Sequence[str]:
+    if isinstance(hosts, str):
+        raise ConfigError(f"allow={hosts!r} must be a list of hosts: allow=({hosts!r},)")
+    return hosts
+
+
+def _backend(name: str, network: str | Allow) -> SandboxBackend:
     if name == "docker":
-        return DockerBackend()
+        return DockerBackend(network=network)
     return BubblewrapBackend() if name == "bubblewrap" else ProcessBackend()

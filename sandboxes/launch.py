@@ -17,20 +17,23 @@ from agentrl.errors import SandboxLost
 
 STDERR_BYTES = 2000
 _POLL_S = 0.002
-_PACKAGE = "agentrl/sandboxes/supervisor"
 _MAIN = "from agentrl.sandboxes.supervisor.serve import main\nmain()\n"
 
 
 @functools.cache
-def program() -> bytes:
-    """The supervisor as a zip archive that a Python inside the sandbox can run; the same bytes for the same source."""
+def program(*more: str) -> bytes:
+    """The supervisor as a zip archive that a Python inside the sandbox can run; the same bytes for the same source.
+
+    `more` are further packages of `agentrl.sandboxes` that go with it.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for package in ("agentrl", "agentrl/sandboxes"):
             archive.writestr(zipfile.ZipInfo(f"{package}/__init__.py"), "")
-        for item in sorted(files("agentrl.sandboxes.supervisor").iterdir(), key=lambda item: item.name):
-            if item.name.endswith(".py"):
-                archive.writestr(zipfile.ZipInfo(f"{_PACKAGE}/{item.name}"), item.read_bytes())
+        for package in ("supervisor", *more):
+            for item in sorted(files(f"agentrl.sandboxes.{package}").iterdir(), key=lambda item: item.name):
+                if item.name.endswith(".py"):
+                    archive.writestr(zipfile.ZipInfo(f"agentrl/sandboxes/{package}/{item.name}"), item.read_bytes())
         archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
     return buffer.getvalue()
 

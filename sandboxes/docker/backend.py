@@ -6,19 +6,24 @@ import asyncio
 import os
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split, unreachable
-from agentrl.sandboxes.docker.images import DEFAULT_PATH, Layered, daemon_has, image_of
+from agentrl.sandboxes.docker.images import DEFAULT_PATH, Layered, daemon_has, image_of, proxy_image
+from agentrl.sandboxes.docker.network import Link
+from agentrl.sandboxes.docker.networked import NetworkedSandbox
 from agentrl.sandboxes.docker.owner import Owner, Uid
 from agentrl.sandboxes.docker.spec import AREA, Spec, rlimits
+from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
 
 _THREADS = 32
 _LIFETIME_S = 7 * 86_400.0
 _REST_S = 10.0
+_Started = tuple[Container, Place, Link | None]
 
 
 class DockerBackend:
@@ -39,7 +44,7 @@ class DockerBackend:
         url: str | None = None,
         runtime: str | None = None,
         userns: str | None = None,
-        network: str = "none",
+        network: str | Allow = "none",
         lifetime_s: float = _LIFETIME_S,
     ) -> None:
         """Nothing is asked of a daemon before the first sandbox.
@@ -50,15 +55,16 @@ class DockerBackend:
             url: of the daemon, several with commas between them; None for AGENTRL_DOCKER_URL or DOCKER_HOST.
             runtime: an OCI runtime that the daemons know, as runsc or kata; None for AGENTRL_DOCKER_RUNTIME or theirs.
             userns: user-namespace mode of the containers; None for AGENTRL_DOCKER_USERNS or the daemons' default.
-            network: "none" is all there is.
+            network: "none", or `Allow` with the hosts that agents may reach; graders never have one.
             lifetime_s: age at which another machine's start may take a container for abandoned.
 
         Raises:
             ConfigError: a value that cannot be used.
         """
-        if network != "none":
+        if not isinstance(network, Allow) and network != "none":
             raise ConfigError(
-                f"docker network={network!r} would let agents reach this machine and others: leave it out (none)"
+                f"docker network={network!r} would let agents reach this machine and others: leave it out (none), or"
+                " name the hosts that they may reach with network=Allow('example.org')"
             )
         if lifetime_s <= 0:
             raise ConfigError(f"docker lifetime_s={lifetime_s} must be positive")
@@ -66,6 +72,7 @@ class DockerBackend:
         for part in urls:
             check_url(part)
         self._image, self._lifetime_s = image, lifetime_s
+        self._allow = network if isinstance(network, Allow) else None
         self._runtime = runtime or os.environ.get("AGENTRL_DOCKER_RUNTIME") or None
         self._userns = userns or os.environ.get("AGENTRL_DOCKER_USERNS") or None
         self._owner = Owner.me()
@@ -93,24 +100,40 @@ class DockerBackend:
         daemon.count(1)
         starting = asyncio.get_running_loop().run_in_executor(self._executor, self._start, daemon, role, limits)
         try:
-            container, place = await asyncio.shield(starting)
+            container, place, link = await asyncio.shield(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(_discard)
             raise
-        return await SupervisedSandbox.open(container, place, limits)
+        if link is None:
+            return await SupervisedSandbox.open(container, place, limits)
+        sandbox = await NetworkedSandbox.open(container, place, limits)
+        try:
+            await sandbox.join(link)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
 
-    def _start(self, daemon: Daemon, role: SandboxRole, limits: SandboxLimits) -> tuple[Container, Place]:
+    def _start(self, daemon: Daemon, role: SandboxRole, limits: SandboxLimits) -> _Started:
         uid: Uid | None = None
+        link: Link | None = None
         try:
             layered = self._layered(daemon, image_of(role, self._image))
             uid = Uid()
             place = _place(uid.number, limits, layered.env)
             labels = self._owner.labels(self._lifetime_s) | {"agentrl.role": role, "agentrl.uid": str(uid.number)}
             spec = Spec(layered.image, limits, labels, self._runtime, self._userns)
-            return Container(daemon, spec, self._executor, lambda: _forget(daemon, uid)), place
+            if self._allow is not None and role == "agent":
+                link = self._link(daemon, self._allow, spec)
+                spec, place = link.linked(spec), replace(place, env={**place.env, **link.env})
+            return Container(daemon, spec, self._executor, lambda: _forget(daemon, uid, link)), place, link
         except BaseException:
-            _forget(daemon, uid)
+            _forget(daemon, uid, link)
             raise
+
+    def _link(self, daemon: Daemon, allow: Allow, spec: Spec) -> Link:
+        proxy = replace(spec, image=self._layered(daemon, proxy_image()).image)
+        return Link(daemon, allow, proxy, f"agentrl-{self._owner.run}-{spec.labels['agentrl.uid']}", self._executor)
 
     def _layered(self, daemon: Daemon, image: str) -> Layered:
         key = (daemon.url, image)
@@ -132,16 +155,18 @@ def _place(uid: int, limits: SandboxLimits, image_env: dict[str, str]) -> Place:
     )
 
 
-def _forget(daemon: Daemon, uid: Uid | None) -> None:
+def _forget(daemon: Daemon, uid: Uid | None, link: Link | None) -> None:
+    if link is not None:
+        link.end()
     daemon.count(-1)
     if uid is not None:
         uid.release()
 
 
-def _discard(starting: asyncio.Future[tuple[Container, Place]]) -> None:
+def _discard(starting: asyncio.Future[_Started]) -> None:
     """Nobody waits for this container any more; the end of its connection is its end."""
     if not starting.cancelled() and starting.exception() is None:
-        container, _ = starting.result()
+        container, *_ = starting.result()
         container.abandon()
 
 

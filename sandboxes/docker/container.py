@@ -154,6 +154,13 @@ class Container:
         self.hang_up()
         self._executor.submit(self._wait_gone)
 
+    def end(self) -> None:
+        """End it and wait until it is removed. Blocks; safe to call twice."""
+        self._closed_by_us = True
+        self.hang_up()
+        if not self._gone:
+            self._wait_gone()
+
     def hang_up(self) -> None:
         """End its stdin, and with it the container; safe to call twice."""
         self.sock.close()

@@ -163,6 +163,15 @@ class Daemon:
                 remove(api, row["Id"])
             except docker.errors.APIError as error:  # a wreck of an earlier run is no reason to refuse this one
                 print(f"warning: container {row['Id'][:12]} of an ended run stays: {error}", file=sys.stderr)
+        for row in api.networks(filters={"label": LABEL}):
+            if not self.owner.abandoned(row["Labels"], time.time()):
+                continue
+            try:
+                api.remove_network(row["Id"])
+            except docker.errors.NotFound:  # somebody else did it
+                continue
+            except docker.errors.APIError as error:
+                print(f"warning: network {row['Name']} of an ended run stays: {error}", file=sys.stderr)
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:

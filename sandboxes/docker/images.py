@@ -38,6 +38,11 @@ def image_of(role: SandboxRole, image: str | None) -> str:
     return image or os.environ.get(_VARIABLES[role]) or f"agentrl-{role}"
 
 
+def proxy_image() -> str:
+    """The image for the proxies of networks: one of ours, never what an agent or a task brings along."""
+    return os.environ.get("AGENTRL_DOCKER_PROXY_IMAGE") or "agentrl-agent"
+
+
 class Layered:
     """An image with our supervisor in it, as one daemon holds it.
 
@@ -59,12 +64,13 @@ class Layered:
                 " a reset: build one without VOLUME"
             )
         self.env = dict(setting.partition("=")[::2] for setting in info["Config"].get("Env") or ())
-        digest = hashlib.sha256(info["Id"].encode() + program() + _LAYER.encode()).hexdigest()[:16]
+        archive = program("proxy")  # it is our program for the proxy of a network, too
+        digest = hashlib.sha256(info["Id"].encode() + archive + _LAYER.encode()).hexdigest()[:16]
         tag = f"agentrl-sandbox:{digest}"
         with _lock:
             if not daemon_has(daemon, tag):
                 text = _LAYER.format(base=info["Id"], digest=digest)
-                self._bake(daemon, base, tag, {"Dockerfile": text.encode(), "supervisor.pyz": program()})
+                self._bake(daemon, base, tag, {"Dockerfile": text.encode(), "supervisor.pyz": archive})
         self.image: str = require_image(daemon, tag)["Id"]
 
     @staticmethod

@@ -46,10 +46,12 @@ def _ask(url: str, method: str, path: str) -> bytes:
 
 
 def bury(url: str, run: str) -> None:
-    """Remove every container of a run."""
+    """Remove every container of a run, and then its networks: the daemon refuses while something is in one."""
     query = urllib.parse.urlencode({"all": "1", "filters": json.dumps({"label": [f"{RUN_LABEL}={run}"]})})
     for row in json.loads(_ask(url, "GET", f"/containers/json?{query}")):
         _ask(url, "DELETE", f"/containers/{row['Id']}?force=1&v=1")
+    for row in json.loads(_ask(url, "GET", f"/networks?{query}")):
+        _ask(url, "DELETE", f"/networks/{row['Id']}")
 
 
 def main() -> None:
