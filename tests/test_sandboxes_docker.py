@@ -458,3 +458,17 @@ def test_images_that_cannot_be_used_are_told_with_their_fix(docker):
     finally:
         remove_images(api, *list(cases)[1:])
     assert not containers(f"agentrl.pid={Owner.me().pid}")
+
+
+def test_a_container_ends_at_its_deadline_and_no_signal_from_inside_ends_it_before(docker):
+    async def main():
+        box = await DockerBackend(lifetime_s=4).open("agent", LIMITS)
+        await sh(box, "(while :; do kill -ALRM 1; done) 2>/dev/null & true")
+        for _ in range(100):
+            assert (await box.exec(["true"])).exit_code == 0
+        await box.kill_all()
+        with pytest.raises(SandboxLost, match="exit code 1"):
+            await box.exec(["sleep", "60"], timeout_s=100)
+        await box.close()
+
+    asyncio.run(main())

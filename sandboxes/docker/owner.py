@@ -20,7 +20,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.docker.undertaker import RUN_LABEL
 
 LABEL = "agentrl.sandbox"
-_HOST, _PID, _DEADLINE = "agentrl.host", "agentrl.pid", "agentrl.deadline"
+_HOST, _PID, DEADLINE_LABEL = "agentrl.host", "agentrl.pid", "agentrl.deadline"
 # Inside the 65,536 ids that a remapped user namespace has by default, above those that images give to their users.
 _FIRST_UID, _LAST_UID = 20_000, 60_000
 _UID_STEP = 97
@@ -50,7 +50,7 @@ class Owner:
     def labels(self, lifetime_s: float) -> dict[str, str]:
         """Labels of a container that is ours and may live this long."""
         deadline = str(int(time.time() + lifetime_s))
-        return {LABEL: "1", RUN_LABEL: self.run, _HOST: self.host, _PID: self.pid, _DEADLINE: deadline}
+        return {LABEL: "1", RUN_LABEL: self.run, _HOST: self.host, _PID: self.pid, DEADLINE_LABEL: deadline}
 
     def abandoned(self, labels: Mapping[str, str], now: float) -> bool:
         """Whether a container with these labels has nobody any more: its owner is known to be dead, or its time over.
@@ -59,7 +59,7 @@ class Owner:
         """
         if LABEL not in labels:
             return False
-        deadline = labels.get(_DEADLINE, "")
+        deadline = labels.get(DEADLINE_LABEL, "")
         if deadline.isdigit() and int(deadline) < now:
             return True
         pid, _, start = labels.get(_PID, "").partition("/")

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
+from agentrl.sandboxes.docker.owner import DEADLINE_LABEL
 from agentrl.sandboxes.docker.profile import profile
 
 AREA = "/sandbox"
@@ -59,7 +60,7 @@ class Spec:
             "Hostname": "sandbox",
             "WorkingDir": "/",
             "Entrypoint": [PYTHON, "-I", "-S", "-B", ARCHIVE],
-            "Cmd": [],
+            "Cmd": [self.labels[DEADLINE_LABEL]],
             "Healthcheck": {"Test": ["NONE"]},
             "Labels": dict(self.labels),
             "Tty": False,

@@ -1,0 +1,127 @@
+"""Long: hosts killed again and again under load, and a daemon that crashes and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import SandboxLost
+from agentrl.sandboxes import DockerBackend, Pool, SandboxLimits
+from agentrl.sandboxes.contract.room import sh
+from agentrl.sandboxes.docker.backend import first_daemon
+from agentrl.sandboxes.docker.daemon import Daemon, unreachable
+from agentrl.sandboxes.docker.owner import LABEL, Owner
+
+REPO = Path(__file__).resolve().parent.parent
+LIMITS = SandboxLimits(memory_mb=256, disk_mb=16)
+KILLS = 20
+LOAD = """
+import asyncio
+from agentrl.sandboxes import open_pool, SandboxLimits
+async def main():
+    pool = open_pool("docker", size=8, limits=SandboxLimits(memory_mb=128, disk_mb=8))
+    await pool.warm("agent")
+    print("warm", flush=True)
+    async def slot():
+        while True:
+            async with pool.lease("agent") as box:
+                await box.put({"f": b"x" * 1000})
+                for _ in range(5):
+                    await box.exec(["sh", "-c", "setsid sleep 1000.125 & sleep 0.05"])
+    await asyncio.gather(*(slot() for _ in range(8)))
+asyncio.run(main())
+"""
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("docker")]
+
+
+def test_nothing_is_left_of_hosts_that_are_killed_under_load():
+    dice = random.Random(0)
+    left = []
+    for _ in range(KILLS):
+        host = subprocess.Popen([sys.executable, "-c", LOAD], cwd=REPO, stdout=subprocess.PIPE, text=True)
+        assert host.stdout.readline() == "warm\n"
+        rows = first_daemon().api().containers(filters={"label": LABEL})
+        assert sum(row["Labels"]["agentrl.pid"].startswith(f"{host.pid}/") for row in rows) == 8
+        time.sleep(dice.uniform(0.1, 1.0))
+        host.kill()
+        host.wait()
+        host.stdout.close()
+        time.sleep(2)
+        rows = first_daemon().api().containers(all=True, filters={"label": LABEL})
+        left += [row["Id"] for row in rows if row["Labels"]["agentrl.pid"].startswith(f"{host.pid}/")]
+        left += [
+            line
+            for line in subprocess.check_output(["ps", "-eo", "args"], text=True).splitlines()
+            if "1000.125" in line
+        ]
+    assert left == []
+
+
+@contextmanager
+def private_daemon(folder):
+    """A daemon of our own that may be killed; yields its URL and a function that starts it (again)."""
+    url = f"unix://{folder}/docker.sock"
+    argv = ["dockerd", "--host", url, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/run"]
+    argv += ["--pidfile", f"{folder}/pid", "--bridge", "none", "--iptables=false", "--ip6tables=false"]
+    argv += ["--containerd-namespace", "agentrl-test", "--containerd-plugins-namespace", "agentrl-test-plugins"]
+    daemons = []
+
+    def start():
+        # A killed daemon's containerd is taken for alive where nobody collects dead processes.
+        (folder / "run/containerd/containerd.pid").unlink(missing_ok=True)
+        with open(folder / "log", "ab") as log:
+            daemons.append(subprocess.Popen(argv, stdout=log, stderr=log))
+        deadline = time.monotonic() + 60
+        while unreachable(url):
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+            time.sleep(0.1)
+        return daemons[-1]
+
+    try:
+        yield url, start
+    finally:
+        for daemon in daemons:
+            daemon.terminate()
+            daemon.wait(30)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
+def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(tmp_path):
+    async def main():
+        with private_daemon(tmp_path) as (url, start):
+            daemon = start()
+            private = Daemon(url, Owner.me())
+            saved = first_daemon().api().get_image("agentrl-agent")
+            list(private.api().load_image(b"".join(saved)))
+            pool = Pool(DockerBackend(url=url), size=2, limits=LIMITS)
+            async with pool.lease("agent") as box:
+                call = asyncio.ensure_future(box.exec(["sleep", "1000.25"], timeout_s=2000))
+                await asyncio.sleep(0.5)
+                begin = time.monotonic()
+                daemon.kill()
+                with pytest.raises(SandboxLost, match="does not answer"):
+                    await call
+                assert time.monotonic() - begin < 5
+            daemon.wait()
+            with pytest.raises(SandboxLost, match="no Docker daemon answers"):
+                async with pool.lease("agent"):
+                    pass
+            await asyncio.to_thread(start)
+            async with pool.lease("agent") as box:
+                assert (await sh(box, "echo again")).stdout == b"again\n"
+                rows = private.api().containers(all=True)
+                assert len(rows) == 1, rows  # what the crash left is gone
+            await pool.close()
+            assert private.api().containers(all=True) == []
+        assert "1000.25" not in subprocess.check_output(["ps", "-eo", "args"], text=True)
+
+    asyncio.run(main())
