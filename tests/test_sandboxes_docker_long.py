@@ -92,6 +92,7 @@ def private_daemon(folder):
         for daemon in daemons:
             daemon.terminate()
             daemon.wait(30)
+        subprocess.run(["umount", f"{folder}/data"], capture_output=True)  # a daemon mounts its folder on itself
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
