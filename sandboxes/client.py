@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import socket
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from agentrl.errors import SandboxLost
@@ -69,14 +70,25 @@ class Wire:
             SandboxLost: no well-formed answer in time.
             OSError: the supervisor could not do it (the work area is full).
         """
+        (answer,) = await self.calls([fields], timeout_s)
+        return answer
+
+    async def calls(self, requests: Sequence[list[bytes]], timeout_s: float) -> list[list[bytes]]:
+        """Send requests one behind the other and wait for all answers: one is worked on while the next is on its way.
+
+        Raises:
+            SandboxLost: no well-formed answer to all of them in time.
+            OSError: the supervisor could not do one of them; those after it were tried too.
+        """
         if self.lost is not None:
             raise SandboxLost(self.lost)
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("a sandbox is used on another event loop than it was opened on; open one per loop")
-        future = self._request(fields)
-        timer = self.loop.call_later(timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s")
+        verb = requests[0][0].decode()
+        futures = [self._request(fields) for fields in requests]
+        timer = self.loop.call_later(timeout_s, self.lose, f"no answer to {verb} within {timeout_s:g} s")
         try:
-            status, *values = await future
+            answers = [await future for future in futures]
         except asyncio.CancelledError:
             if self.lost is None:  # the next request makes the supervisor end the running command
                 self._request([b"ping"])
@@ -86,7 +98,7 @@ class Wire:
             raise SandboxLost(f"{error}: {cause}" if cause else str(error)) from error
         finally:
             timer.cancel()
-        return self._judge(status, values)
+        return [self._judge(status, values) for status, *values in answers]
 
     def _judge(self, status: bytes, values: list[bytes]) -> list[bytes]:
         if status == b"ok":

@@ -8,6 +8,11 @@ import stat
 
 from agentrl.sandboxes.supervisor.frames import Fatal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
 WIPE_ENTRIES = 500_000
 MANIFEST_ENTRIES = 10_000
 MANIFEST_DEPTH = 64
@@ -130,23 +135,37 @@ def enter(parent: int, name: bytes) -> int:
     raise OSError(errno.EBUSY, "something keeps replacing a directory")
 
 
-def put_file(root: int, path: bytes, data: bytes) -> None:
-    """Write one file as a new inode, so that neither a link nor a hard link leads elsewhere."""
-    *parents, name = components(path)
-    at = os.dup(root)
+def put_files(root: int, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write files, each as a new inode, so that neither a link nor a hard link leads elsewhere.
+
+    Files of the same directory that follow one another find it open.
+    """
+    at, last = os.dup(root), b""
     try:
-        for part in parents:
-            inner = enter(at, part)
-            os.close(at)
-            at = inner
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(name, flags, 0o644, dir_fd=at)
-        except FileExistsError:
-            clear(at, name)
-            fd = os.open(name, flags, 0o644, dir_fd=at)
+        for path, data in pairs:
+            *parents, name = components(path)
+            folder = b"/".join(parents)
+            if folder != last:
+                os.close(at)
+                at, last = os.dup(root), b""
+                for part in parents:
+                    inner = enter(at, part)
+                    os.close(at)
+                    at = inner
+                last = folder
+            put_file(at, name, data)
     finally:
         os.close(at)
+
+
+def put_file(directory: int, name: bytes, data: bytes) -> None:
+    """Write one file of an open directory."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, 0o644, dir_fd=directory)
+    except FileExistsError:
+        clear(directory, name)
+        fd = os.open(name, flags, 0o644, dir_fd=directory)
     try:
         write_all(fd, data)
     finally:

@@ -67,12 +67,14 @@ class Decoder:
             raise FrameError(f"a frame announces {size} bytes, at most {self.max_frame} are allowed")
         if len(buffer) < HEADER.size + size:
             return None
-        payload = bytes(buffer[HEADER.size : HEADER.size + size])
-        del buffer[: HEADER.size + size]
-        return request_id, split(payload)
+        end = HEADER.size + size
+        with memoryview(buffer) as view, view[HEADER.size : end] as payload:
+            fields = split(payload)
+        del buffer[:end]
+        return request_id, fields
 
 
-def split(payload: bytes) -> list[bytes]:
+def split(payload: bytes | memoryview) -> list[bytes]:
     """The fields of a frame's payload.
 
     Raises:
@@ -87,6 +89,6 @@ def split(payload: bytes) -> list[bytes]:
         raise FrameError(f"the fields of a frame add up to {at + sum(sizes)} bytes, it has {len(payload)}")
     fields = []
     for size in sizes:
-        fields.append(payload[at : at + size])
+        fields.append(bytes(payload[at : at + size]))
         at += size
     return fields
