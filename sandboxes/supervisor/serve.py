@@ -154,7 +154,8 @@ class Supervisor:
         argv, env = rest[: int(count)], {**self._env, **_pairs(rest[int(count) :])}
         begin, kills = time.monotonic(), self._memory.kills()
         try:
-            self._enter(cwd)
+            if cwd:
+                self._enter(cwd)
         except OSError as error:
             return _unstarted(126, b"cannot enter %s: %s\n" % (cwd[:200], (error.strerror or "?").encode()))
         try:
