@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 SandboxRole = Literal["agent", "grader"]
 Isolation = Literal["reset", "fresh"]
@@ -113,8 +113,8 @@ class SandboxLimits:
     needs: frozenset[Need] = frozenset()
 
     def __post_init__(self) -> None:
-        if unknown := self.needs - {"ptrace", "sysvipc"}:
-            raise ValueError(f"sandbox needs {sorted(unknown)} are unknown; known are ptrace and sysvipc")
+        if unknown := self.needs - set(get_args(Need)):
+            raise ValueError(f"sandbox needs {sorted(unknown)} are unknown; use {' or '.join(get_args(Need))}")
         for name in self.__slots__:
             if name != "needs" and getattr(self, name) <= 0:
                 raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxBackend, SandboxLimits, SandboxRole
@@ -141,12 +141,13 @@ class Pool:
         they permit is what a reset could not undo.
 
         Raises:
-            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to trust.
+            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to trust; or an isolation
+                or a need that there is not.
             SandboxLost: none could be opened (the message names the missing part and the fix), or the pool is closed.
             RuntimeError: the pool is in use on another event loop.
         """
         self._check_trust(untrusted)
-        permitted = frozenset(needs)
+        permitted = _checked(isolation, needs)
         fresh = isolation == "fresh" or bool(permitted)
         slots = await self._slots_of(role)
         await slots.free.acquire()
@@ -309,6 +310,15 @@ class Pool:
 
     async def _end_all(self) -> None:
         await asyncio.gather(*(self._close(sandbox) for sandbox in list(self._live)))
+
+
+def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
+    if isolation not in get_args(Isolation):
+        raise ConfigError(f"isolation={isolation!r} of an environment must be 'reset' or 'fresh'")
+    found = frozenset((needs,) if isinstance(needs, str) else needs)
+    if unknown := found - set(get_args(Need)):
+        raise ConfigError(f"needs={sorted(unknown)} of an environment are unknown; use {' or '.join(get_args(Need))}")
+    return found
 
 
 def default_size(limits: SandboxLimits) -> int:

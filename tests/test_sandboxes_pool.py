@@ -249,9 +249,12 @@ def test_what_a_task_needs_is_permitted_for_one_episode():
         assert box.sandbox.closed
         async with pool.lease("agent") as one, pool.lease("agent") as two:
             assert one.sandbox.needs == two.sandbox.needs == set()
+        for terms in ({"needs": ["root"]}, {"needs": "root"}, {"isolation": "Fresh"}):
+            with pytest.raises(ConfigError, match="of an environment"):
+                async with pool.lease("agent", **terms):
+                    pass
         with pytest.raises(ValueError, match="unknown"):
-            async with pool.lease("agent", needs=["root"]):
-                pass
+            SandboxLimits(needs=frozenset({"root"}))
 
     run(body)
 
