@@ -128,6 +128,7 @@ class DockerBackend:
                 spec, place = link.linked(spec), replace(place, env={**place.env, **link.env})
             return Container(daemon, spec, self._executor, lambda: _forget(daemon, uid, link)), place, link
         except BaseException:
+            self._layers.pop((daemon.url, image_of(role, self._image)), None)  # a daemon may have lost its images
             _forget(daemon, uid, link)
             raise
 
