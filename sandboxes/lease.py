@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from agentrl.aio import is_cancelled
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import ExecResult, FileInfos, Names, Sandbox, Session, Snapshot
 
@@ -59,7 +60,7 @@ class Lease:
         try:
             return await task
         except asyncio.CancelledError:
-            if self._over and task.cancelled():
+            if self._over and task.cancelled() and not is_cancelled():
                 raise SandboxLost(f"loan {self.epoch} of this sandbox ended during a call") from None
             raise
 

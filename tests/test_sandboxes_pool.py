@@ -333,6 +333,19 @@ def test_who_keeps_a_lease_cannot_reach_the_next_episode():
     run(body)
 
 
+def test_a_cancelled_call_stays_cancelled_when_its_lease_ends():
+    async def body(pool, backend):
+        async with pool.lease("agent") as box:
+            left = asyncio.ensure_future(box.exec(["sleep"], timeout_s=30))
+            await asyncio.sleep(0)
+            left.cancel()
+            box.end()
+        await asyncio.gather(left, return_exceptions=True)
+        assert left.cancelled()
+
+    run(body)
+
+
 def test_untrusted_code_runs_behind_a_boundary_or_where_it_is_trusted():
     async def body(pool, backend):
         with pytest.raises(ConfigError, match=r"no boundary.*--trust"):
