@@ -15,6 +15,7 @@ import pytest
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import DockerBackend, Pool, SandboxLimits
+from agentrl.sandboxes.contract import check_backend
 from agentrl.sandboxes.contract.room import sh
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.daemon import Daemon, unreachable
@@ -67,12 +68,13 @@ def test_nothing_is_left_of_hosts_that_are_killed_under_load():
 
 
 @contextmanager
-def private_daemon(folder):
+def private_daemon(folder, *options):
     """A daemon of our own that may be killed; yields its URL and a function that starts it (again)."""
     url = f"unix://{folder}/docker.sock"
     argv = ["dockerd", "--host", url, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/run"]
     argv += ["--pidfile", f"{folder}/pid", "--bridge", "none", "--iptables=false", "--ip6tables=false"]
     argv += ["--containerd-namespace", "agentrl-test", "--containerd-plugins-namespace", "agentrl-test-plugins"]
+    argv += options
     daemons = []
 
     def start():
@@ -95,14 +97,32 @@ def private_daemon(folder):
         subprocess.run(["umount", f"{folder}/data"], capture_output=True)  # a daemon mounts its folder on itself
 
 
+def furnished(url):
+    """A private daemon with the image of agents."""
+    daemon = Daemon(url, Owner.me())
+    list(daemon.api().load_image(b"".join(first_daemon().api().get_image("agentrl-agent"))))
+    return daemon
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
+def test_the_contract_holds_in_a_remapped_user_namespace(tmp_path):
+    for folder in (tmp_path, *tmp_path.parents):  # the remapped root has to reach its data
+        if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    with private_daemon(tmp_path, "--userns-remap", "default") as (url, start):
+        start()
+        private = furnished(url)
+        assert any("userns" in option for option in private.api().info()["SecurityOptions"])
+        assert asyncio.run(check_backend(DockerBackend(url=url))) == []
+        assert private.api().containers(all=True) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
 def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(tmp_path):
     async def main():
         with private_daemon(tmp_path) as (url, start):
             daemon = start()
-            private = Daemon(url, Owner.me())
-            saved = first_daemon().api().get_image("agentrl-agent")
-            list(private.api().load_image(b"".join(saved)))
+            private = furnished(url)
             pool = Pool(DockerBackend(url=url), size=2, limits=LIMITS)
             async with pool.lease("agent") as box:
                 call = asyncio.ensure_future(box.exec(["sleep", "1000.25"], timeout_s=2000))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SESSIONS = 8
+PIPE_BYTES = 1 << 18
+FOR_ALL = stat.S_ISVTX | stat.S_IWOTH  # its owner alone can change it, everybody can put things in
 # What a request raises that is none: too few arguments, no numbers, numbers out of range, unknown names.
 MALFORMED = (ValueError, LookupError, OverflowError, AttributeError, TypeError)
 
@@ -296,7 +298,15 @@ class Supervisor:
             raise Fatal(f"the work area cannot be emptied: {error}") from error
 
     def _empty(self, directory: int, mode: int) -> None:
-        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what an agent made."""
+        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what an agent made.
+
+        A directory of root's that all may write to needs no handing over; that of queues could not be handed over
+        inside a user namespace.
+        """
+        if self._rights.uid is not None and mode & FOR_ALL == FOR_ALL:
+            with self._rights:
+                files.wipe(directory)
+            return
         self._rights.give(directory)
         with self._rights:
             files.scrub(directory, 0o700)
@@ -328,6 +338,16 @@ def _since(begin: float) -> int:
     return int((time.monotonic() - begin) * 1e6)
 
 
+def _widen(pipe: int) -> None:
+    """Let more bytes wait in a pipe, so that a large request wakes us less often; else it stays as it is."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except (ImportError, AttributeError, OSError):  # a socket, or more than this user may have
+        return
+
+
 def main() -> None:
     """Serve the host on stdin and stdout, which then stay out of reach of everything that runs here.
 
@@ -339,6 +359,7 @@ def main() -> None:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
         signal.alarm(max(1, deadline - int(time.time()) + 1))
     read, write = os.dup(0), os.dup(1)
+    _widen(read)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
