@@ -94,7 +94,11 @@ class Container:
         try:
             with daemon.explained("starting a container"):
                 self.sock = _attach(api, self.id)
-                api.start(self.id)
+                try:
+                    api.start(self.id)
+                except BaseException:
+                    self.sock.close()
+                    raise
         except BaseException:
             with daemon.explained("removing a container"):
                 remove(api, self.id)

@@ -1,0 +1,472 @@
+"""A sandbox with allowed hosts, its proxy, and a server in a container of its own: what gets through and what not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl.errors import SandboxLost
+from agentrl.sandboxes import Allow, DockerBackend, Pool, SandboxLimits, requests_of
+from agentrl.sandboxes.contract.room import python, sh
+from agentrl.sandboxes.docker import network as network_module
+from agentrl.sandboxes.docker import networked as networked_module
+from agentrl.sandboxes.docker.backend import first_daemon
+from agentrl.sandboxes.docker.daemon import remove
+from agentrl.sandboxes.docker.owner import LABEL, Owner
+
+REPO = Path(__file__).resolve().parent.parent
+LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, processes=48, open_files=64, output_bytes=16_000)
+SERVER = """
+import http.server, socket, threading
+asked = []
+def names():
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("", 53))
+    while True:
+        asked.append(sock.recv(512))
+def echo():
+    for client in iter(lambda: listener.accept()[0], None):
+        threading.Thread(target=talk, args=(client,)).start()
+def talk(client):
+    try:
+        while data := client.recv(65536):
+            client.sendall(data)
+    except OSError:
+        pass
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        size = int(self.headers["Content-Length"] or 0)
+        text = f"{self.command} {self.path} {self.headers['Host']} {len(asked)} ".encode() + self.rfile.read(size)
+        if self.path == "/large":
+            text = b"x" * 3_000_000
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_POST = do_GET
+listener = socket.create_server(("", 443))
+threading.Thread(target=names).start()
+threading.Thread(target=echo).start()
+print("ready", flush=True)
+http.server.ThreadingHTTPServer(("", 80), Page).serve_forever()
+"""
+# What an agent has at hand: fetch through the proxy, a tunnel through it, a socket past it, a question to a resolver.
+TOOLS = """
+import os, socket, struct, urllib.request, urllib.error
+PROXY = (os.environ["http_proxy"].split("/")[2].split(":")[0], 3128)
+def fetch(url, data=None):
+    try: return urllib.request.urlopen(url, data, timeout=10).read().decode()
+    except urllib.error.HTTPError as error: return f"{error.code} {error.read().decode()}"
+    except OSError as error: return f"failed: {error}"
+def tunnel(target, data=b""):
+    sock = socket.create_connection(PROXY, timeout=10)
+    sock.sendall(b"CONNECT %s HTTP/1.1\\r\\n\\r\\n" % target.encode())
+    head = sock.recv(1000)
+    if b" 200 " not in head.split(b"\\r\\n")[0] or not data: return head.decode()
+    sock.sendall(data)
+    return sock.recv(1000).decode()
+def direct(host, port, wait=1.0):
+    try: socket.create_connection((host, port), timeout=wait).close()
+    except OSError as error: return "failed"
+    return "connected"
+def ask(server, name, wait=1.5):
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.settimeout(wait)
+    question = b"".join(bytes([len(part)]) + part for part in name.encode().split(b".")) + b"\\0\\0\\1\\0\\1"
+    try:
+        sock.sendto(b"\\1\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + question, (server, 53))
+        answer = sock.recv(512)
+    except OSError: return "failed"
+    return "answered" if struct.unpack(">H", answer[6:8])[0] else "failed"
+"""
+
+pytestmark = pytest.mark.usefixtures("docker")
+
+
+def left_behind(run_or_pid):
+    """Containers and networks with a label of ours, by name."""
+    api, wanted = first_daemon().api(), {"label": [LABEL, run_or_pid]}
+    return [row["Id"][:12] for row in api.containers(all=True, filters=wanted)] + [
+        row["Name"] for row in api.networks(filters=wanted)
+    ]
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A network outside with one server, called allowed.test, other.test and below.allowed.test in it."""
+    if not first_daemon().api().images("agentrl-agent"):
+        pytest.skip("no image agentrl-agent")
+    api, labels = first_daemon().api(), Owner.me().labels(3600) | {"agentrl.test": "world"}
+    name = f"agentrl-test-{labels['agentrl.run']}"
+    outside = api.create_network(name, driver="bridge", labels=labels)["Id"]
+    server = None
+    try:
+        aliases = ["allowed.test", "other.test", "below.allowed.test"]
+        server = api.create_container(
+            "agentrl-agent",
+            ["python3", "-c", SERVER],
+            labels=labels,
+            host_config=api.create_host_config(network_mode=name, mem_limit="128m", pids_limit=64),
+            networking_config=api.create_networking_config({name: api.create_endpoint_config(aliases=aliases)}),
+        )["Id"]
+        api.start(server)
+        deadline = time.monotonic() + 20
+        while b"ready" not in api.logs(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        net = api.inspect_container(server)["NetworkSettings"]["Networks"][name]
+        yield SimpleNamespace(network=name, address=net["IPAddress"], gateway=net["Gateway"])
+    finally:
+        if server is not None:
+            remove(api, server)
+        api.remove_network(outside)
+
+
+@asynccontextmanager
+async def opened(world, *hosts, private=("allowed.test",), **options):
+    allow = Allow(*hosts, private=private, outside=world.network, **options)
+    box = await DockerBackend(network=allow).open("agent", LIMITS)
+    try:
+        yield box
+    finally:
+        await box.close()
+
+
+async def run(box, code, timeout_s=30.0):
+    done = await python(box, TOOLS + code, timeout_s=timeout_s)
+    assert done.exit_code == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+def seen(rows):
+    return [(row.method, row.host, row.port, row.allowed) for row in rows]
+
+
+def test_allowed_hosts_work_and_all_else_is_refused_and_logged(world):
+    over = []
+
+    async def main():
+        async with opened(world, private=("allowed.test", ".allowed.test:443"), on_request=over.append) as box:
+            code = """
+print(fetch("http://allowed.test/page?q=1"))
+print(fetch("http://allowed.test/", b"body"))
+print(tunnel("allowed.test:443", b"through"))
+print(tunnel("below.allowed.test:443", b"below"))
+print(fetch("http://below.allowed.test/"))
+print(fetch("http://other.test/"))
+print(tunnel("allowed.test:22"))
+"""
+            code += f'print(fetch("http://{world.address}/"))\nprint(tunnel("{world.address}:443"))\n'
+            lines = [line for line in await run(box, code) if line.strip()]
+            assert lines[0] == "GET /page?q=1 allowed.test 0 "
+            assert lines[1] == "POST / allowed.test 0 body"
+            assert lines[2:4] == ["through", "below"]
+            refused = [line for line in lines[4:] if "403" in line]
+            assert len(refused) == 5
+            rows = await requests_of(box)
+            assert seen(rows) == [
+                ("GET", "allowed.test", 80, True),
+                ("POST", "allowed.test", 80, True),
+                ("CONNECT", "allowed.test", 443, True),
+                ("CONNECT", "below.allowed.test", 443, True),
+                ("GET", "below.allowed.test", 80, False),
+                ("GET", "other.test", 80, False),
+                ("CONNECT", "allowed.test", 22, False),
+                ("GET", world.address, 80, False),
+                ("CONNECT", f"{world.address}:443", 443, False),
+            ]
+            assert rows[1].over and rows[1].sent > 4 and rows[1].received > 20
+            assert all(abs(row.time - time.time()) < 60 and row.sandbox.startswith("agentrl-") for row in rows)
+            await box.reset()
+            assert await box.verify() == []
+        assert {row.number for row in over} >= {row.number for row in rows if row.over}
+
+    asyncio.run(main())
+
+
+def addresses_of_this_machine():
+    rows = json.loads(subprocess.run(["ip", "-j", "addr"], capture_output=True, text=True, check=True).stdout)
+    return [info["local"] for row in rows for info in row["addr_info"] if info["family"] == "inet"]
+
+
+def test_there_is_no_way_past_the_proxy(world):
+    """Not to the server, to this machine by any of its addresses, to a resolver, nor to another sandbox."""
+    listener = socket.create_server(("", 0), backlog=50)
+    port = listener.getsockname()[1]
+
+    async def main():
+        async with opened(world) as box, opened(world) as neighbour:
+            hosts = [*addresses_of_this_machine(), world.gateway]
+            hosts.remove("127.0.0.1")
+            theirs = (await run(neighbour, "print(PROXY[0])"))[0]
+            base, last = theirs.rsplit(".", 1)  # the address of a sandbox is the one after its proxy's
+            listen = "import socket; socket.create_server(('', 80)).accept()"
+            listening = asyncio.create_task(neighbour.exec(["python3", "-c", listen], timeout_s=20))
+            code = f"""
+from concurrent.futures import ThreadPoolExecutor
+base, last = PROXY[0].rsplit(".", 1)
+hosts = [(host, {port}) for host in {hosts!r} + [f"{{base}}.{{int(last) - 1}}"]]
+hosts += [("{world.address}", 80), ("{world.address}", 443), ("{theirs}", 3128), ("{base}.{int(last) + 1}", 80)]
+names = [(server, name) for server in ("{world.address}", "127.0.0.11", PROXY[0]) for name in NAMES]
+def found(name):
+    try: return socket.getaddrinfo(name, 80)
+    except OSError: return "failed"
+with ThreadPoolExecutor(8) as pool:
+    ends = zip(hosts, pool.map(lambda way: direct(*way), hosts))
+    print([way for way, end in ends if end != "failed"], len(hosts) > 6)
+    ends = zip(names, pool.map(lambda way: ask(*way), names))
+    print([way for way, end in ends if end != "failed"], len(names))
+    print(*pool.map(found, NAMES))
+def refused(*kind):
+    try: socket.socket(*kind)
+    except OSError: return "failed"
+print(refused(socket.AF_INET, socket.SOCK_RAW, 1), refused(socket.AF_PACKET, socket.SOCK_RAW))
+print(direct(*PROXY), fetch("http://allowed.test/"))
+print(open("/proc/net/if_inet6").read() or "no IPv6")
+"""
+            names = "NAMES = ('allowed.test', 'example.org')\n"
+            lines = await run(box, names + code, timeout_s=60)
+            assert lines[0] == "[] True"
+            assert lines[1] == "[] 6"
+            assert lines[2] == "failed failed"  # though the proxy finds the first one
+            assert lines[3] == "failed failed"
+            assert lines[4] == "connected GET / allowed.test 0 "  # the server was never asked for a name
+            assert lines[5] == "no IPv6"
+            listening.cancel()
+
+    with listener:
+        asyncio.run(main())
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_names_that_lead_inside_are_refused(world, monkeypatch):
+    names = {
+        "loop.test": "127.0.0.1",
+        "metadata.test": "169.254.169.254",
+        "inner.test": "10.1.2.3",
+        "zero.test": "0.0.0.0",
+        "cloud.test": "100.100.100.200",
+    }
+    plain = network_module._ProxySpec.config
+
+    def config(self, cores):
+        made = plain(self, cores)
+        made["HostConfig"]["ExtraHosts"] = [f"{name}.:{address}" for name, address in names.items()]
+        return made
+
+    monkeypatch.setattr(network_module._ProxySpec, "config", config)
+
+    async def main():
+        rebound = ("loop.test", "metadata.test", "zero.test", "cloud.test")
+        async with opened(world, *names, "other.test", "nowhere.test", private=("allowed.test", *rebound[:2])) as box:
+            code = f"for name in {[*names, 'other.test', 'allowed.test', 'nowhere.test']}: print(fetch(f'http://{{name}}/'))"
+            text = "\n".join(await run(box, code))
+            assert text.count("403 agentrl: this name leads to an address that is not allowed") == 6
+            for why in ("loopback", "link-local", "private", "reserved"):
+                assert f"not allowed: {why}" in text
+            assert "GET / allowed.test" in text and "502 agentrl: this name has no address" in text
+            rows = await requests_of(box)
+            assert sum(row.allowed for row in rows) == 1
+            assert "link-local" in rows[1].why
+
+    asyncio.run(main())
+
+
+def test_a_reset_ends_every_connection_and_begins_a_new_log(world):
+    async def main():
+        over = []
+        async with opened(world, on_request=over.append) as box:
+            session = await box.open_session()
+            hold = (
+                "import socket, time, os\nsocks = []\nfor _ in range(5):\n"
+                " s = socket.create_connection((os.environ['http_proxy'].split('/')[2].split(':')[0], 3128))\n"
+                " s.sendall(b'CONNECT allowed.test:443 HTTP/1.1\\r\\n\\r\\n'); s.recv(100); socks.append(s)\n"
+                "s.sendall(b'GET http://')\nprint('held', flush=True)\ntime.sleep(60)"
+            )
+            await box.put({"hold.py": hold.encode()})
+            done = await session.run("python3 hold.py > out & until grep -q held out; do :; done")
+            assert done.exit_code == 0
+            assert len([row for row in await requests_of(box) if row.allowed and not row.over]) == 5
+            await box.reset()
+            assert await requests_of(box) == () and await box.verify() == []
+            assert (await run(box, "print(fetch('http://allowed.test/'))"))[0].startswith("GET /")
+            rows = await requests_of(box)
+            assert seen(rows) == [("GET", "allowed.test", 80, True)]
+            assert len([row for row in over if row.method == "CONNECT" and row.allowed]) == 5
+            for _ in range(20):
+                await run(box, "for _ in range(3): fetch('http://allowed.test/'), fetch('http://no.test/')")
+                await box.reset()
+
+    asyncio.run(main())
+
+
+def test_what_one_agent_may_use_is_bounded(world, monkeypatch):
+    monkeypatch.setattr(networked_module, "_BOUNDS", networked_module._BOUNDS | {"head_s": 1.0, "connections": 4})
+
+    async def main():
+        async with opened(world, size_mb=1) as box:
+            code = """
+import time
+socks = [socket.create_connection(PROXY, timeout=10) for _ in range(6)]
+begin = time.monotonic()
+for at in range(4):
+    socks[at].sendall(b"GET ")
+answers = []
+for sock in socks:
+    try: answers.append(sock.recv(100)[:12])
+    except OSError: answers.append(b"")
+print(answers, time.monotonic() - begin < 5)
+time.sleep(0.7)
+sock = socket.create_connection(PROXY, timeout=10)
+try: sock.sendall(b"GET http://allowed.test/ HTTP/1.1\\r\\nX: " + b"x" * 1_000_000)
+except OSError: pass
+try: print(sock.recv(12))
+except OSError: print("reset")
+total = 0
+try:
+    with urllib.request.urlopen("http://allowed.test/large", timeout=10) as page:
+        while data := page.read(10_000): total += len(data)
+except Exception as error: pass
+print(900_000 < total < 1_100_000)
+"""
+            lines = await run(box, code)
+            assert lines[0] == "[b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'', b''] True"
+            assert lines[1] in ("b'HTTP/1.1 431'", "reset")
+            assert lines[2] == "True"
+            whys = [row.why for row in await requests_of(box)]
+            assert sum("no whole head" in why for why in whys) == 4
+            assert sum("more than 4 connections" in why for why in whys) == 2
+            assert sum("a head of more than" in why for why in whys) == 1
+            assert sum("more bytes than" in why for why in whys) == 1
+
+    asyncio.run(main())
+
+
+def test_without_its_proxy_there_is_no_network_and_the_sandbox_is_lost(world):
+    async def main():
+        api = first_daemon().api()
+        async with opened(world) as box:
+            box._line._on_lost = lambda why: None  # else the sandbox goes at once, and there is nothing to look at
+            api.kill(box._line._link.proxy.id)
+            code = "import time\ntime.sleep(0.5)\n"
+            code += f"print(direct(*PROXY), direct('{world.address}', 80))"
+            (line,) = await run(box, code)
+            assert line == "failed failed"
+            with pytest.raises(SandboxLost, match="proxy of this sandbox is gone"):
+                await requests_of(box)
+        async with opened(world) as box:
+            api.kill(box._line._link.proxy.id)
+            begin = time.monotonic()
+            with pytest.raises(SandboxLost, match="proxy of this sandbox is gone"):
+                await box.exec(["sleep", "60"], timeout_s=60)
+            assert time.monotonic() - begin < 5
+
+    asyncio.run(main())
+
+
+def test_the_proxy_has_no_rights_and_the_network_no_way_out(world):
+    async def main():
+        api = first_daemon().api()
+        async with opened(world) as box:
+            link = box._line._link
+            proxy, net = api.inspect_container(link.proxy.id), api.inspect_network(link.network.name)
+            host = proxy["HostConfig"]
+            assert proxy["Config"]["User"] == "65534:65534"
+            assert (
+                host["ReadonlyRootfs"] and not host["CapAdd"] and host["CapDrop"] == ["ALL"] and not host.get("Tmpfs")
+            )
+            assert host["Memory"] < 100 << 20 and host["PidsLimit"] < 100
+            assert net["Internal"] and set(net["Labels"]) >= {LABEL, "agentrl.pid", "agentrl.deadline"}
+            assert len(net["Containers"]) == 2
+            agent = api.inspect_container(box._wire.peer.id)
+            assert list(agent["NetworkSettings"]["Networks"]) == [link.network.name]
+            assert (await sh(box, "cat /proc/net/route | wc -l")).exit_code == 0
+
+    asyncio.run(main())
+
+
+def test_in_a_pool_graders_have_no_network_and_a_loan_sees_its_own_requests_only(world):
+    async def main():
+        before = set(left_behind(f"agentrl.pid={Owner.me().pid}"))
+        allow = Allow(private=("allowed.test",), outside=world.network)
+        pool = Pool(DockerBackend(network=allow), size=1, limits=LIMITS)
+        try:
+            for _ in range(2):
+                async with pool.lease("agent") as box:
+                    await run(box, "print(fetch('http://allowed.test/'))")
+                    assert seen(await requests_of(box)) == [("GET", "allowed.test", 80, True)]
+            with pytest.raises(SandboxLost, match="is over"):
+                await requests_of(box)
+            assert pool.counts.reused == 1 and pool.counts.replaced == 0
+            async with pool.lease("grader") as box:
+                assert await requests_of(box) == ()
+                assert (await sh(box, "env | grep -ci proxy; ls /sys/class/net | wc -l; cat /proc/net/dev")).stdout
+                assert b"eth0" not in (await sh(box, "cat /proc/net/dev")).stdout
+        finally:
+            await pool.close()
+        assert set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before
+
+    asyncio.run(main())
+
+
+HOST = """
+import asyncio, sys
+from agentrl.sandboxes import Allow, DockerBackend, SandboxLimits
+async def main():
+    backend = DockerBackend(network=Allow("example.org", outside=sys.argv[1]))
+    box = await backend.open("agent", SandboxLimits())
+    print(backend._owner.run, flush=True)
+    await box.exec(["sleep", "1000.75"], timeout_s=1000)
+asyncio.run(main())
+"""
+
+
+def test_a_killed_host_leaves_no_container_and_no_network(world):
+    host = subprocess.Popen([sys.executable, "-c", HOST, world.network], cwd=REPO, stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(60, host.kill)
+    timer.start()
+    try:
+        run = host.stdout.readline().strip()
+        assert len(left_behind(f"agentrl.run={run}")) == 3
+    finally:
+        host.send_signal(signal.SIGKILL)
+        host.wait()
+        host.stdout.close()
+        timer.cancel()
+    deadline = time.monotonic() + 2
+    while left_behind(f"agentrl.run={run}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left_behind(f"agentrl.run={run}") == []
+
+
+def test_what_could_not_be_started_leaves_nothing(world):
+    async def main():
+        before = set(left_behind(f"agentrl.pid={Owner.me().pid}"))
+        backend = DockerBackend(network=Allow("example.org", outside="no-such-network"))
+        with pytest.raises(SandboxLost, match="no-such-network"):
+            await backend.open("agent", LIMITS)
+        starting = asyncio.create_task(
+            DockerBackend(network=Allow("example.org", outside=world.network)).open("agent", LIMITS)
+        )
+        await asyncio.sleep(0.3)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        deadline = time.monotonic() + 15
+        while set(left_behind(f"agentrl.pid={Owner.me().pid}")) != before and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        assert set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before
+
+    asyncio.run(main())
