@@ -19,7 +19,7 @@ from agentrl.types import relative_path
 GRACE_S = 10.0
 OPEN_S = 30.0
 BATCH_BYTES = MAX_FRAME // 4
-PIECE_BYTES = 1 << 17
+PIECE_BYTES = 1 << 18
 SNAPSHOT_BYTES = MAX_FRAME // 2
 KINDS = {"file", "dir", "link", "other"}
 # One thread per command unless it asks for more: a numeric library would start one per core and meet the limits.
