@@ -114,8 +114,7 @@ def standing(pid):
     fields = text('/proc/%s/stat' % pid).rpartition(')')[2].split()
     files = {name: text('/proc/%s/%s' % (pid, name)) for name in ('limits', 'oom_score_adj', 'cgroup', 'comm')}
     return {**status(pid), **files, 'priority': fields[15:17], 'policy': fields[37:39]}
-sockstat = [line.split()[:7] if line.startswith('TCP') else line.split()[:3] for line in
-            (text('/proc/net/sockstat') + text('/proc/net/sockstat6')).splitlines()]
+sockstat = [line.split()[:3] for line in (text('/proc/net/sockstat') + text('/proc/net/sockstat6')).splitlines()]
 tables = ('unix', 'tcp', 'tcp6', 'udp', 'udp6', 'raw', 'raw6', 'packet', 'udplite', 'dev_mcast', 'igmp', 'route', 'arp')
 seen = {
     'tree': tree, 'space': space, 'mounts': mounts, 'sysctl': sysctl,
@@ -129,12 +128,11 @@ seen = {
     'namespaces': {name: os.readlink('/proc/self/ns/' + name) for name in sorted(os.listdir('/proc/self/ns'))},
     'timens': text('/proc/self/timens_offsets'), 'names': list(os.uname())[:2],
 }
-for _ in range(100):  # process 1 is somebody else for the moment in which it starts us
+for _ in range(300):  # process 1 is somebody else for the moment in which it starts us
     seen['init'] = standing(1)
-    real, effective = seen['init']['Uid'].split()[:2]
-    if real == effective:
+    if len(set(seen['init']['Uid'].split())) == 1 and seen['init']['oom_score_adj'] != seen['self']['oom_score_adj']:
         break
-    time.sleep(0.002)
+    time.sleep(0.01)
 clock = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 print(json.dumps([seen, clock], sort_keys=True))
 """

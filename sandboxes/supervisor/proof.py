@@ -33,7 +33,7 @@ SYSCTLS = (
     "net/ipv4/ping_group_range",
     "net/ipv4/tcp_max_tw_buckets",
 )
-COUNTED = (b"used", b"inuse", b"orphan", b"tw", b"memory")  # the other ones are of the whole machine
+COUNTED = (b"used", b"inuse", b"tw", b"memory")  # the other ones are of the whole machine, so is `orphan`
 MEMORY_FILES = (b"tmpfs", b"ramfs")
 
 
