@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import median, quantiles
@@ -50,3 +51,9 @@ def timed_blocking(work: Callable[[], object], times: int) -> list[float]:
 def spread(values: Sequence[float]) -> str:
     """Median and 90th percentile, in words."""
     return f"{median(values):.2f} (p90 {quantiles(values, n=10)[-1]:.2f})"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
