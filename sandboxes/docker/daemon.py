@@ -19,6 +19,10 @@ from agentrl.sandboxes.docker.undertaker import Undertaker
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 NO_SDK = "the docker SDK is not installed: pip install 'agentrl[docker]'"
+NO_PODMAN = (
+    "the daemon at {url} is Podman, whose socket takes neither a system-call profile nor a limit on the number of files"
+    " with a request: use Docker Engine, or bubblewrap, which needs no daemon"
+)
 CALL_S = 60.0
 _CONNECT_S = 2.0
 _POOL = 64
@@ -149,6 +153,8 @@ class Daemon:
 
         with self.explained("connecting"):
             api = docker.APIClient(self.url, version="auto", timeout=CALL_S, max_pool_size=_POOL)
+            if any("Podman" in part["Name"] for part in api.version().get("Components") or ()):
+                raise SandboxLost(NO_PODMAN.format(url=self.url))
             self.cores = float(api.info()["NCPU"])
             self._reap(api)
         return api

@@ -28,8 +28,10 @@ _LAYER = f"""FROM {{base}}
 USER 0
 LABEL agentrl.layer={{digest}}
 COPY supervisor.pyz {ARCHIVE}
-RUN python3 -c 1 && {{{{ [ -e {PYTHON} ] || ln -s "$(command -v python3)" {PYTHON}; }}}}
+RUN python3 -c 1 || {{{{ echo agentrl-"no-python"; exit 1; }}}}
+RUN [ -e {PYTHON} ] || ln -s "$(command -v python3)" {PYTHON}
 """
+_NO_PYTHON = ("agentrl-no-python", 'exec: "/bin/sh"')
 _lock = threading.Lock()
 
 
@@ -78,7 +80,7 @@ class Layered:
         try:
             _build(daemon, tag, context, {}, network="none")
         except SandboxLost as error:
-            if "python3" not in str(error):
+            if not any(sign in str(error) for sign in _NO_PYTHON):
                 raise
             raise SandboxLost(
                 f"docker image {base!r} has no working python3 and sh: add them (Debian package python3-minimal is"

@@ -107,7 +107,7 @@ class Spec:
 
 
 def _tmpfs(limits: SandboxLimits) -> dict[str, str]:
-    common = "rw,exec,nosuid,nodev,uid=0,gid=0"
+    common = "rw,exec,nosuid,nodev"
     sizes = {AREA: (limits.disk_mb, "0755"), "/tmp": (_tmp_mb(limits), "1777"), "/dev/shm": (SHM_MB, "1777")}
     return {
         path: f"{common},mode={mode},size={size}m,nr_inodes={limits.inodes}" for path, (size, mode) in sizes.items()
