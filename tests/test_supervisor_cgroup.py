@@ -77,6 +77,18 @@ def test_memory_that_is_held_is_noticed(home):
 
 
 @pytest.mark.usefixtures("bubblewrap")
+def test_what_the_supervisor_itself_takes_is_no_difference(home):
+    async def body(box):
+        for size in (14, 1, 14, 7, 14):
+            await box.put({"big": bytes(size << 20)})
+            tree = await box.snapshot()
+            await box.restore(tree)
+        await box.reset()
+        assert await box.verify() == []
+
+    inside(body, SandboxLimits(disk_mb=40))
+
+
 def test_without_a_group_each_process_is_bounded(monkeypatch):
     monkeypatch.setattr(bubblewrap, "home", lambda: None)
     assert "per process" in bubblewrap.memory_bound()
@@ -157,10 +169,11 @@ def test_version_two_is_found_beside_our_own_group(tmp_path):
     assert cgroup._homes("0::/\n", mounts)[0].path == tmp_path
 
 
-def test_counters_of_both_versions_are_read(tmp_path):
+def test_counters_of_both_versions_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.sandboxes.supervisor.memory._own", lambda: 20)
     for events, stat, charge in (
-        ("low 0\nmax 7\noom 3\noom_kill 2\n", "anon 100\nfile 5000\nshmem 11\nkernel 9\n", 111),
-        ("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "cache 5000\nrss 100\nshmem 11\ntotal_rss 999\n", 111),
+        ("low 0\nmax 7\noom 3\noom_kill 2\n", "anon 100\nfile 5000\nshmem 11\nkernel 9\n", 91),
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "cache 5000\nrss 100\nshmem 11\ntotal_rss 999\n", 91),
     ):
         (tmp_path / "events").write_text(events)
         (tmp_path / "stat").write_text(stat)

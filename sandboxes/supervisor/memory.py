@@ -45,11 +45,21 @@ class Memory:
         return _values(self._events).get(b"oom_kill", 0) if self.known else 0
 
     def charge(self) -> int | None:
-        """Bytes that processes and files in memory hold now; None where that is not known."""
+        """Bytes that other processes than this one and files in memory hold now; None where that is not known.
+
+        Less than nothing is possible: what this process had when it joined is charged elsewhere.
+        """
         if not self.known:
             return None
         values = _values(self._stat)
-        return sum(values.get(name, 0) for name in CHARGED)
+        return sum(values.get(name, 0) for name in CHARGED) - _own()
+
+
+def _own() -> int:
+    """Bytes of this process that are no part of a file."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _values(fd: int) -> dict[bytes, int]:

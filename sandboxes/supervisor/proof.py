@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VERIFY_S = 0.5
 PAUSE_S = 0.005
-# Slack for the pages that each processor charges ahead, and for what the supervisor itself allocates.
+# Slack for the pages that each processor charges ahead.
 CHARGE_BYTES = 16 << 20
 IPC = ("sysvipc/shm", "sysvipc/sem", "sysvipc/msg")
 # What a namespace could be given beyond objects; all of it is written through /proc/sys or a call of root.
