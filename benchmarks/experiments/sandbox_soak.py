@@ -58,7 +58,7 @@ LINES = {
     "boxes": Line("Containers of this run", "containers", 0.05),
     "call_p50": Line("exec of true, median", "ms", 0.2),
     "call_p95": Line("exec of true, 95th percentile", "ms", 0.4),
-    "reset_p50": Line("From the end of a lease to the next, median", "ms", 0.2),
+    "reset_p50": Line("From one lease to the next, median", "ms", 0.2),
 }
 
 
@@ -163,10 +163,10 @@ def judge(points: Sequence[tuple[float, float]], allowed: float) -> Verdict:
     return Verdict(middle, change, change < allowed)
 
 
-def draw(seen: Seen, verdicts: dict[str, Verdict], caption: str) -> str:
+def draw(seen: Seen, verdicts: dict[str, Verdict], captions: tuple[str, str]) -> str:
     """All curves above one another, as one picture that needs nothing else."""
     width, height, gap = 560, 260, 46  # as wide charts are drawn
-    parts, at = [], 40
+    parts, at = [f'<text class="title" x="12" y="{20 * row}">{text}</text>' for row, text in enumerate(captions, 1)], 66
     for name, verdict in verdicts.items():
         line, points = LINES[name], tuple((seconds / 60, value) for seconds, value in seen.curves[name])
         top = max(percentile([value for _, value in points], 99) * 1.3, 1e-9)
@@ -179,7 +179,7 @@ def draw(seen: Seen, verdicts: dict[str, Verdict], caption: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {at}" width="{width}" height="{at}">'
         "<style>svg{background:#fff}text{font:11px sans-serif;fill:#555}.title{font-size:13px;fill:#111}"
         ".grid{stroke:#ddd}.line{fill:none;stroke:#1f6feb;stroke-width:1.5}.dot{fill:#1f6feb}.cross{display:none}"
-        f'</style><text class="title" x="12" y="18">{caption}</text>{"".join(parts)}</svg>\n'
+        f"</style>{''.join(parts)}</svg>\n"
     )
 
 
@@ -200,7 +200,7 @@ def main() -> None:
         line, state = LINES[name], "flat" if verdict.flat else "NOT FLAT"
         print(f"{line.title}: median {verdict.middle:.4g} {line.unit}, {verdict.change:+.2%} over the run: {state}")
     caption = f"{options.slots} {options.sandbox} sandboxes, {options.minutes:g} minutes, {seen.episodes} episodes"
-    options.out.write_text(draw(seen, verdicts, f"{caption}; x axis: minutes; {machine().split(', Linux')[0]}"))
+    options.out.write_text(draw(seen, verdicts, (caption, f"across: minutes; {machine().partition(', torch')[0]}")))
     raise SystemExit(0 if all(verdict.flat for verdict in verdicts.values()) else 1)
 
 

@@ -81,7 +81,7 @@ class PlainContainer:
             assert self.api.put_archive(self.id, "/", archive)
             return
         done = self.run(["tar", "-x"], archive)
-        assert done.exit_code == 0, done
+        assert done.exit_code == 0, done.stderr[:300]
 
     def pack(self, files: Mapping[str, bytes]) -> bytes:
         """The tar archive that `unpack` takes."""
@@ -99,12 +99,12 @@ class PlainContainer:
 
 def _plain(config: dict[str, Any], archive: bool) -> dict[str, Any]:
     """The request of a sandbox of ours, for a container that only sleeps and does not listen to a stream."""
-    config["Entrypoint"] = ["sleep", "infinity"]
+    config |= {"Entrypoint": ["sleep"], "Cmd": ["infinity"]}
     config |= dict.fromkeys(("OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr"), False)
     host = config["HostConfig"]
     host["PidsLimit"] += 1  # its own process is `sleep`, not ours
     tmpfs = dict(host["Tmpfs"])
-    tmpfs[AREA] = tmpfs[AREA].replace("uid=0,gid=0", f"uid={USER},gid={USER}")
+    tmpfs[AREA] += f",uid={USER},gid={USER}"  # the work area is the agent's, as ours is
     host["Tmpfs"] = tmpfs
     host["ReadonlyRootfs"] = not archive
     return config
