@@ -7,9 +7,11 @@ episode finds nothing of it, and that this machine is untouched, is looked at af
 from __future__ import annotations
 
 import asyncio
+import time
 
 from hostile import LIMITS, Case, program
 
+from agentrl.errors import SandboxLost
 from agentrl.sandboxes.supervisor.frames import encode
 
 CASES: list[Case] = []
@@ -238,6 +240,26 @@ async def memory_of_all(box):
         """
     done = await run(box, code)
     assert done.oom or done.exit_code is None or int(done.stdout) < 6, done
+
+
+@case("memory of all, so that the supervisor ends first", long=True, unbounded=False)
+async def memory_against_the_supervisor(box):
+    """As far as the kernel lets them: either way there is an end to it, and where it was the supervisor, it is told."""
+    code = r"""
+        def hog():
+            for score in (0, 500): attempt(write, '/proc/self/oom_score_adj', str(score))
+            x = bytearray(60 << 20); time.sleep(1)
+        pids = [child(hog) for _ in range(12)]
+        for pid in pids: os.waitpid(pid, 0)
+    """
+    begin = time.monotonic()
+    try:
+        await run(box, code)
+    except SandboxLost as error:
+        assert "memory" in str(error) or "ended" in str(error), error
+        raise
+    finally:
+        assert time.monotonic() - begin < 15
 
 
 @case("memory in files that have no name", long=True, unbounded=False)
