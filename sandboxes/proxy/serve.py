@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -121,7 +122,10 @@ def _listen(address: str, backlog: int) -> socket.socket:
 
 
 def main() -> None:
-    """Serve the host on stdin and stdout."""
+    """Serve the host on stdin and stdout, until the deadline in the only argument (seconds since 1970) at most."""
+    deadline = int(sys.argv[1])
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
+    signal.alarm(max(1, deadline - int(time.time()) + 1))
     threading.stack_size(_STACK)
     try:
         Proxy(0, 1).serve()
