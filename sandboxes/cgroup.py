@@ -19,6 +19,7 @@ _PREFIX = "agentrl"
 _REMOVE_S = 2.0
 _POLL_S = 0.005
 _numbers = itertools.count()
+_left: set[Path] = set()  # ours, and still not empty when we last looked
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class Group:
         Raises:
             OSError: it is not permitted.
         """
+        for path in list(_left):
+            if _removed(path):
+                _left.discard(path)
         self._path = home.path / f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
         self._path.mkdir()
         self.files: tuple[int, ...] = ()
@@ -88,7 +92,7 @@ class Group:
         self._path.rmdir()
 
     async def remove(self) -> None:
-        """Remove it once its processes are gone; after some patience it is left to the next start on this machine."""
+        """Remove it once its processes are gone; after some patience it is left to the next one that is made."""
         self.close_files()
         deadline = asyncio.get_running_loop().time() + _REMOVE_S
         while asyncio.get_running_loop().time() < deadline:
@@ -100,6 +104,7 @@ class Group:
                 await asyncio.sleep(_POLL_S)
             else:
                 return
+        _left.add(self._path)
 
 
 @functools.cache
@@ -148,7 +153,15 @@ def sweep(place: Path) -> None:
     for group in place.glob(f"{_PREFIX}-*-*"):
         pid = group.name.split("-")[1]
         if not Path("/proc", pid).exists():
-            try:
-                group.rmdir()
-            except OSError:  # not empty, or somebody else was quicker
-                continue
+            _removed(group)
+
+
+def _removed(group: Path) -> bool:
+    """Remove a group unless a process is in it; whether it is gone."""
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -128,12 +128,21 @@ def test_what_a_killed_host_left_is_swept(home):
     raise AssertionError("the group of a dead host is still there")
 
 
-def test_a_group_that_cannot_be_filled_or_made_is_told(home):
+def test_a_group_that_cannot_be_filled_or_made_is_told(home, monkeypatch):
     group = cgroup.Group(home, 1 << 30)
     with pytest.raises(SandboxLost, match="cannot move a sandbox"):
         group.add(2**22 + 1)
     asyncio.run(group.remove())
     asyncio.run(group.remove())
+    with subprocess.Popen(["sleep", "100"]) as busy:
+        monkeypatch.setattr(cgroup, "_REMOVE_S", 0.05)
+        group = cgroup.Group(home, 1 << 30)
+        group.add(busy.pid)
+        asyncio.run(group.remove())
+        assert group._path.exists()
+        busy.kill()
+    cgroup.Group(home, 1 << 30).abandon()  # what had to be left is tried again
+    assert not group._path.exists()
     nowhere = cgroup.Home(Path("/proc"), ("a", "b"), "c", swap_apart=False)
     with pytest.raises(OSError):
         cgroup.Group(nowhere, 1 << 30)
