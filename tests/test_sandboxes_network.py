@@ -451,6 +451,23 @@ def test_a_killed_host_leaves_no_container_and_no_network(world):
     assert left_behind(f"agentrl.run={run}") == []
 
 
+def test_the_next_start_removes_networks_that_nobody_has_any_more():
+    api, mine = first_daemon().api(), Owner.me().labels(3600)
+    over = mine | {"agentrl.deadline": "1"}
+    dead = mine | {"agentrl.pid": "1/1"}
+    kinds = {"over": over, "dead": dead, "mine": mine, "strange": {"agentrl.deadline": "1"}}
+    ids = {
+        kind: api.create_network(f"agentrl-{kind}-{mine['agentrl.run']}", labels=kinds[kind])["Id"] for kind in kinds
+    }
+    try:
+        first_daemon().api()
+        left = {row["Id"] for row in api.networks()}
+        assert [kind for kind in kinds if ids[kind] in left] == ["mine", "strange"]
+    finally:
+        for row in api.networks(ids=list(ids.values())):
+            api.remove_network(row["Id"])
+
+
 def test_what_could_not_be_started_leaves_nothing(world):
     async def main():
         before = set(left_behind(f"agentrl.pid={Owner.me().pid}"))

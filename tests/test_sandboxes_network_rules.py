@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import Allow, DockerBackend, open_pool
+from agentrl.sandboxes.docker.networked import _Line
 from agentrl.sandboxes.proxy import exchange as exchange_module
 from agentrl.sandboxes.proxy.exchange import Bounds, Exchange
 from agentrl.sandboxes.proxy.request import HEAD_BYTES, Refusal, Request, parse
@@ -306,3 +309,38 @@ def test_what_cannot_be_allowed_is_told():
         Allow("example.org", outside="host")
     with pytest.raises(ConfigError, match="must be positive"):
         Allow("example.org", size_mb=0)
+
+
+GARBAGE = [b"x" * 100_000, b"{\n", b"[]\n", b"5\n", b'{"mark": 7}\n', b'{"end": 1, "id": 1}\n', b"[" * 60_000 + b"\n"]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_a_proxy_that_breaks_the_protocol_costs_its_sandbox(garbage):
+    class Container:
+        def __init__(self):
+            self.sock, self.other = socket.socketpair()
+            self.sock.setblocking(False)
+
+        def words(self):
+            return ""
+
+        def unwrap(self, data):
+            return data
+
+        def hang_up(self):
+            self.sock.close()
+
+    async def main():
+        proxy, lost = Container(), []
+        line = _Line(SimpleNamespace(proxy=proxy, name="x", allow=Allow("a.org")), lost.append)
+        asking = asyncio.ensure_future(line.mark(drop=False))
+        await asyncio.sleep(0)
+        proxy.other.sendall(garbage)
+        with pytest.raises(SandboxLost, match="broke the protocol"):
+            await asking
+        with pytest.raises(SandboxLost, match="broke the protocol"):
+            await line.mark(drop=True)
+        assert len(lost) == 1
+        proxy.other.close()
+
+    asyncio.run(main())

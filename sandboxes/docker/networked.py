@@ -154,7 +154,7 @@ class _Line:
             return
         except OSError as error:
             self.lose(f"the proxy of this sandbox is gone, and its network with it: {error}")
-        except (FrameError, ValueError, LookupError, TypeError) as error:
+        except (FrameError, ValueError, LookupError, TypeError, RecursionError) as error:
             self.lose(f"the proxy of this sandbox broke the protocol: {error!r}")
 
     def _take(self, row: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ class Exchange:
         self._bounds = bounds
         self._log = log
         self._deadline = time.monotonic() + bounds.total_s
+        self._addresses: list[str] = []
         self._flows: tuple[Flow, ...] = ()
         self._stopped = False
 
