@@ -9,13 +9,13 @@ import asyncio
 import itertools
 import socket
 from collections import deque
-from collections.abc import Sequence
 from typing import Protocol
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
 
 _CHUNK = 1 << 18
+_SEND_BYTES = 1 << 20  # what the kernel takes at once, if it lets us: each round of a large put costs a wake-up
 _TEXT = 300
 
 
@@ -61,6 +61,7 @@ class Wire:
         self._open: deque[tuple[int, asyncio.Future[list[bytes]]]] = deque()
         self._unsent = bytearray()
         self._fd = peer.sock.fileno()
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         self.loop.add_reader(self._fd, self._readable)
 
     async def call(self, fields: list[bytes], timeout_s: float) -> list[bytes]:
@@ -70,25 +71,14 @@ class Wire:
             SandboxLost: no well-formed answer in time.
             OSError: the supervisor could not do it (the work area is full).
         """
-        (answer,) = await self.calls([fields], timeout_s)
-        return answer
-
-    async def calls(self, requests: Sequence[list[bytes]], timeout_s: float) -> list[list[bytes]]:
-        """Send requests one behind the other and wait for all answers: one is worked on while the next is on its way.
-
-        Raises:
-            SandboxLost: no well-formed answer to all of them in time.
-            OSError: the supervisor could not do one of them; those after it were tried too.
-        """
         if self.lost is not None:
             raise SandboxLost(self.lost)
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("a sandbox is used on another event loop than it was opened on; open one per loop")
-        verb = requests[0][0].decode()
-        futures = [self._request(fields) for fields in requests]
-        timer = self.loop.call_later(timeout_s, self.lose, f"no answer to {verb} within {timeout_s:g} s")
+        future = self._request(fields)
+        timer = self.loop.call_later(timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s")
         try:
-            answers = [await future for future in futures]
+            status, *values = await future
         except asyncio.CancelledError:
             if self.lost is None:  # the next request makes the supervisor end the running command
                 self._request([b"ping"])
@@ -98,7 +88,7 @@ class Wire:
             raise SandboxLost(f"{error}: {cause}" if cause else str(error)) from error
         finally:
             timer.cancel()
-        return [self._judge(status, values) for status, *values in answers]
+        return self._judge(status, values)
 
     def _judge(self, status: bytes, values: list[bytes]) -> list[bytes]:
         if status == b"ok":
@@ -148,7 +138,7 @@ class Wire:
 
     def _writable(self) -> None:
         try:
-            del self._unsent[: self.peer.sock.send(memoryview(self._unsent)[:_CHUNK])]
+            del self._unsent[: self.peer.sock.send(memoryview(self._unsent)[:_SEND_BYTES])]
         except BlockingIOError:
             return
         except OSError as error:

@@ -19,7 +19,6 @@ from agentrl.types import relative_path
 GRACE_S = 10.0
 OPEN_S = 30.0
 BATCH_BYTES = MAX_FRAME // 4
-PIECE_BYTES = 1 << 18
 SNAPSHOT_BYTES = MAX_FRAME // 2
 KINDS = {"file", "dir", "link", "other"}
 # One thread per command unless it asks for more: a numeric library would start one per core and meet the limits.
@@ -176,8 +175,7 @@ class SupervisedSandbox:
             ValueError: a path leaves the work area, or a file is larger than any sandbox takes.
         """
         for batch in _batches(files):
-            async with self._turn:
-                await self._wire.calls([[b"put", *piece] for piece in _pieces(batch)], GRACE_S)
+            await self._call("put", *batch)
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
         """Read declared paths. What is missing, no regular file, behind a link or too large is left out.
@@ -320,15 +318,3 @@ def _batches(files: Mapping[str, bytes]) -> Iterator[list[bytes]]:
         size += len(data)
     if batch:
         yield batch
-
-
-def _pieces(batch: list[bytes]) -> Iterator[list[bytes]]:
-    """A batch in requests small enough that the first files are written while the last ones are on their way."""
-    start = size = 0
-    for at in range(0, len(batch), 2):
-        size += len(batch[at + 1])
-        if size >= PIECE_BYTES:
-            yield batch[start : at + 2]
-            start, size = at + 2, 0
-    if start < len(batch):
-        yield batch[start:]
