@@ -71,7 +71,9 @@ def test_nothing_is_left_of_hosts_that_are_killed_under_load():
 def private_daemon(folder, *options):
     """A daemon of our own that may be killed; yields its URL and a function that starts it (again)."""
     url = f"unix://{folder}/docker.sock"
-    argv = ["dockerd", "--host", url, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/run"]
+    # In a network namespace of its own: a daemon without a bridge removes docker0, which is the real daemon's.
+    argv = ["unshare", "--net", "dockerd"]
+    argv += ["--host", url, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/run"]
     argv += ["--pidfile", f"{folder}/pid", "--bridge", "none", "--iptables=false", "--ip6tables=false"]
     argv += ["--containerd-namespace", "agentrl-test", "--containerd-plugins-namespace", "agentrl-test-plugins"]
     argv += options
