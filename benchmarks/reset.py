@@ -19,7 +19,7 @@ from benchmarks.parts.docker_exec import PlainContainer
 from benchmarks.parts.measuring import has, need, spread
 from benchmarks.row import Row
 
-ROUNDS, BLOCK, SETTLE_S = 8, 4, 0.5
+ROUNDS, BLOCK, SETTLE_S = 4, 10, 0.5
 FILES, BYTES = 200, 1_000_000
 WAYS = {"exec tar": False, "put_archive": True}
 LITTER = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo x > used"]
