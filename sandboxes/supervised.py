@@ -86,7 +86,11 @@ class SupervisedSandbox:
         Raises:
             SandboxLost: it does not answer, speaks another protocol, or cannot keep what `place` demands.
         """
-        sandbox = cls(peer, limits)
+        try:
+            sandbox = cls(peer, limits)
+        except BaseException:
+            await peer.gone()
+            raise
         try:
             await sandbox._greet(place)
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from agentrl.errors import ConfigError, SandboxLost
@@ -98,9 +98,9 @@ class DockerBackend:
 
     async def _open_on(self, daemon: Daemon, role: SandboxRole, limits: SandboxLimits) -> Sandbox:
         daemon.count(1)
-        starting = asyncio.get_running_loop().run_in_executor(self._executor, self._start, daemon, role, limits)
+        starting = self._executor.submit(self._start, daemon, role, limits)
         try:
-            container, place, link = await asyncio.shield(starting)
+            container, place, link = await asyncio.shield(asyncio.wrap_future(starting))
         except asyncio.CancelledError:
             starting.add_done_callback(_discard)
             raise
@@ -164,7 +164,7 @@ def _forget(daemon: Daemon, uid: Uid | None, link: Link | None) -> None:
         uid.release()
 
 
-def _discard(starting: asyncio.Future[_Started]) -> None:
+def _discard(starting: Future[_Started]) -> None:
     """Nobody waits for this container any more; the end of its connection is its end."""
     if not starting.cancelled() and starting.exception() is None:
         container, *_ = starting.result()

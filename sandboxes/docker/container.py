@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -87,6 +88,7 @@ class Container:
         self._pieces = Demultiplexer()
         self._began = time.time()
         self._closed_by_us = self._gone = False
+        self._ending = threading.Lock()
         api = daemon.api()
         daemon.guard()
         with daemon.explained("creating a container"):
@@ -174,26 +176,32 @@ class Container:
         self._closed_by_us = True
         self.hang_up()
         if not self._gone:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._wait_gone)
+            # Shielded: whoever loses interest in the end of it does not stop it.
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, self._wait_gone))
 
     def _wait_gone(self) -> None:
+        try:
+            self._wait_removed()
+        except SandboxLost as error:
+            print(f"warning: container {self.id[:12]} is left to the daemon's next start: {error}", file=sys.stderr)
+        finally:
+            with self._ending:
+                told, self._gone = self._gone, True
+            if not told:
+                self._on_gone()
+
+    def _wait_removed(self) -> None:
         import docker.errors
         import requests
 
-        try:
-            api = self._daemon.api()
-            with self._daemon.explained("removing a container"):
-                try:
-                    api.wait(self.id, timeout=_GONE_S, condition="removed")
-                except docker.errors.NotFound:
-                    pass
-                except requests.RequestException:  # it does not end by itself, or its end was not told
-                    remove(api, self.id)
-        except SandboxLost as error:
-            print(f"warning: container {self.id[:12]} is left to the daemon's next start: {error}", file=sys.stderr)
-        if not self._gone:
-            self._gone = True
-            self._on_gone()
+        api = self._daemon.api()
+        with self._daemon.explained("removing a container"):
+            try:
+                api.wait(self.id, timeout=_GONE_S, condition="removed")
+            except docker.errors.NotFound:
+                return
+            except requests.RequestException:  # it does not end by itself, or its end was not told
+                remove(api, self.id)
 
 
 def _attach(api: Any, container: str) -> socket.socket:
