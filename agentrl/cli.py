@@ -16,8 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from agentrl import __version__
-from agentrl import cli_images
+from agentrl import __version__, cli_images
 from agentrl.errors import AgentRLError, ConfigError, UserError
 
 app = typer.Typer(
