@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -160,4 +162,5 @@ def test_filtered_groups_leave_rows_denominators_and_episodes_of_those_with_sign
     assert torch.equal(part.advantages_BT, full.advantages_BT[stays_E][:, :width])
     assert torch.equal(part.reward_E, full.reward_E), "metrics and group statistics still see all episodes"
     minis = list(part.minibatches(3, seed=1))
+    assert len(minis) == min(part.n_episodes, math.ceil(3 * part.n_episodes / len(full.reward_E)))
     assert sum(mini.n_episodes for mini in minis) == part.n_episodes and sum(map(len, minis)) == len(part)

@@ -1,12 +1,10 @@
-"""Long: hosts killed again and again under load, and a daemon that crashes and comes back."""
+"""Long: a daemon that crashes and comes back, and one whose user namespace is remapped."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,52 +17,11 @@ from agentrl.sandboxes.contract import check_backend
 from agentrl.sandboxes.contract.room import sh
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.daemon import Daemon, unreachable
-from agentrl.sandboxes.docker.owner import LABEL, Owner
+from agentrl.sandboxes.docker.owner import Owner
 
 REPO = Path(__file__).resolve().parent.parent
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16)
-KILLS = 20
-LOAD = """
-import asyncio
-from agentrl.sandboxes import open_pool, SandboxLimits
-async def main():
-    pool = open_pool("docker", size=8, limits=SandboxLimits(memory_mb=128, disk_mb=8))
-    await pool.warm("agent")
-    print("warm", flush=True)
-    async def slot():
-        while True:
-            async with pool.lease("agent") as box:
-                await box.put({"f": b"x" * 1000})
-                for _ in range(5):
-                    await box.exec(["sh", "-c", "setsid sleep 1000.125 & sleep 0.05"])
-    await asyncio.gather(*(slot() for _ in range(8)))
-asyncio.run(main())
-"""
-
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("docker")]
-
-
-def test_nothing_is_left_of_hosts_that_are_killed_under_load():
-    dice = random.Random(0)
-    left = []
-    for _ in range(KILLS):
-        host = subprocess.Popen([sys.executable, "-c", LOAD], cwd=REPO, stdout=subprocess.PIPE, text=True)
-        assert host.stdout.readline() == "warm\n"
-        rows = first_daemon().api().containers(filters={"label": LABEL})
-        assert sum(row["Labels"]["agentrl.pid"].startswith(f"{host.pid}/") for row in rows) == 8
-        time.sleep(dice.uniform(0.1, 1.0))
-        host.kill()
-        host.wait()
-        host.stdout.close()
-        time.sleep(2)
-        rows = first_daemon().api().containers(all=True, filters={"label": LABEL})
-        left += [row["Id"] for row in rows if row["Labels"]["agentrl.pid"].startswith(f"{host.pid}/")]
-        left += [
-            line
-            for line in subprocess.check_output(["ps", "-eo", "args"], text=True).splitlines()
-            if "1000.125" in line
-        ]
-    assert left == []
 
 
 @contextmanager

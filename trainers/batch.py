@@ -5,6 +5,7 @@ Letters: B rows (one per branch that trains), T positions, E scored episodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, repeat
@@ -118,14 +119,18 @@ class TokenBatch:
     def minibatches(self, count: int, seed: int) -> Iterator[TokenBatch]:
         """At most `count` batches, one optimizer step each: whole episodes in seeded random order, own denominators.
 
+        Where only a share of the scored episodes trains (groups were filtered), there are as many fewer batches, so
+        that a step keeps its size: small ones would be noise at full length.
+
         Raises:
             ConfigError: the count is not positive.
         """
         if count < 1:
             raise ConfigError(f"minibatches={count} must be at least 1")
         trained = torch.nonzero(self.tokens_E.cpu()).flatten()
+        count = math.ceil(count * len(trained) / max(1, len(self.tokens_E)))
         shuffled = trained[torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed))]
-        for episodes in torch.tensor_split(shuffled, count):
+        for episodes in torch.tensor_split(shuffled, max(1, count)):
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))

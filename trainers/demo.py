@@ -59,7 +59,7 @@ class DemoPlan:
     sft_more: int = 5
     sft_until: float = 0.28
     sft_batch: int = 32
-    rounds: int = 72
+    rounds: int = 80
     tasks_per_step: int = 24
     group_size: int = 8
     learning_rate: float = 5.5e-4
