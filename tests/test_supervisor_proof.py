@@ -211,8 +211,8 @@ HOSTILE = {
     "queue": "python3 -I -S -c \"import os; os.open('/dev/mqueue/x', os.O_CREAT | os.O_RDWR)\"",
     "ipc": "ipcmk -M 4096; ipcmk -S 1; ipcmk -Q",
     "attributes": "python3 -I -S -c \"import os; [os.setxattr(p, 'user.x', b'1') for p in ('.', '..', '/dev/shm')]\"",
-    "sockets": 'python3 -I -S -c "import os, socket, time\ns = socket.socket(socket.AF_UNIX); s.bind(chr(0) + \'x\')\n'
-    's.listen(); t = socket.create_server((\'127.0.0.1\', 0)); os.fork() and os._exit(0); time.sleep(100)"',
+    "sockets": "python3 -I -S -c \"import os, socket, time\ns = socket.socket(socket.AF_UNIX); s.bind(chr(0) + 'x')\n"
+    "s.listen(); t = socket.create_server(('127.0.0.1', 0)); os.fork() and os._exit(0); time.sleep(100)\"",
     "lingering": f'python3 -I -S -c "{TIME_WAIT.replace(chr(34), chr(39))}"',
     "bomb": "python3 -I -S -c 'import os\nos.fork() and os._exit(0)\nos.setsid()\nwhile 1:\n try: os.fork()\n"
     " except OSError: pass'",
