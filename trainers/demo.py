@@ -8,6 +8,7 @@ The model starts low because the warm start is short; every demonstration is a c
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import string
 import time
@@ -124,7 +125,7 @@ def prepare_demo(
         "group_size": plan.group_size,
         "sandbox": sandbox,
         "deterministic": True,
-        "eval_every": max(1, plan.rounds // 3),
+        "eval_every": math.ceil(plan.rounds / 3),
         "eval_tasks": plan.held_out,
         "save_every": plan.rounds,
         "recipe": "grpo",
