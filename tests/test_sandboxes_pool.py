@@ -441,13 +441,15 @@ def children_of(pid, table):
 
 
 def process_table():
+    """Process -> parent of all that lives; a dead one that this machine's process 1 has not yet collected does not."""
     table = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        table[int(folder.name)] = int(fields[1])
+        if fields[0] != "Z":
+            table[int(folder.name)] = int(fields[1])
     return table
 
 
