@@ -48,13 +48,15 @@ asyncio.run(main())
 
 
 def parents() -> dict[int, int]:
-    """pid -> parent of every process of this machine."""
+    """pid -> parent of every process of this machine that lives: the dead wait for process 1 to collect them."""
     table = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            table[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
+        if state != "Z":
+            table[int(folder.name)] = int(parent)
     return table
 
 
