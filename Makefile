@@ -10,12 +10,13 @@ ONLY ?=
 .PHONY: setup demo test test-long check format bench clean
 
 # A Python without ensurepip (Debian without python3-venv) borrows its own pip for the new environment.
-# Files are compiled when they are first imported: most of them never are.
+# Compiled here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile every import anew.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentrl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
-	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[train,docker,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,docker,math,judge,dev]'
+	$(BIN)/python -m compileall -q agentrl envs sandboxes verifiers trainers
 	touch $@
 
 setup: $(VENV)/.ready

@@ -34,6 +34,9 @@ _CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if bas
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="With --sandbox process: run an environment there that says it is untrusted.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable.")]
 
 
@@ -111,6 +114,12 @@ def _settings(pairs: list[str] | None) -> dict[str, Any]:
     return settings
 
 
+def _trusted(sandbox: str, trust: bool) -> str:
+    if trust and sandbox != "process":
+        raise ConfigError(f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary")
+    return "trusted-process" if trust else sandbox
+
+
 @contextmanager
 def _training_parts() -> Iterator[None]:
     """What an import lacks in here is part of the extra [train]."""
@@ -170,12 +179,13 @@ def check(
     set_: Set = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks per split that are tried.")] = 8,
     sandbox: Sandbox = "auto",
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Check the environment contract, rule by rule, in words."""
     from agentrl.evaluation.contract import check_named
 
-    findings = check_named(env, _settings(set_), n_tasks=tasks, sandbox=sandbox)
+    findings = check_named(env, _settings(set_), n_tasks=tasks, sandbox=_trusted(sandbox, trust))
     broken = [finding for finding in findings if finding.problem]
     rules = [{"rule": found.rule, "ok": not found.problem, "problem": found.problem} for found in findings]
     if as_json:
@@ -196,6 +206,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     samples: Annotated[int, typer.Option(help="Episodes per task.")] = 1,
     k: Annotated[str, typer.Option(help="Comma-separated values of k for pass@k.")] = "1",
     sandbox: Sandbox = "auto",
+    trust: Trust = False,
     seed: Annotated[int, typer.Option(help="Every other seed is derived from it.")] = 0,
     temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")] = None,
@@ -221,7 +232,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         limit=limit,
         samples=samples,
         ks=ks,
-        sandbox=sandbox,
+        sandbox=_trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
         out=out,

@@ -34,6 +34,7 @@ class Code(ToolEnv):
     verifier: Verifier = remembered(hidden_tests(), unless=met_a_limit)
     limits = Limits(turns=16, tool_calls=32, wall_s=120, tool_s=20)
     needs_sandbox = True
+    untrusted = True
 
     def __init__(self, tasks_file: str = "", held_out: float = 0.0) -> None:
         self.tasks_file = Path(tasks_file) if tasks_file else _SHIPPED

@@ -43,6 +43,7 @@ __all__ = [
     "SandboxRole",
     "Session",
     "Snapshot",
+    "TRUSTED",
     "available",
     "open_pool",
     "requests_of",
@@ -58,17 +59,21 @@ def available() -> dict[str, str]:
     }
 
 
+TRUSTED = "trusted-process"
+"""The process backend, and the explicit word that untrusted environments may run in it."""
+
+
 def open_pool(
     name: str = "auto",
     size: int | None = None,
     limits: SandboxLimits | None = None,
     *,
-    trust: bool = False,
     allow: Allow | Sequence[str] = (),
 ) -> Pool:
     """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that works, saying so.
 
-    Nothing is started before the first lease. `trust` lets untrusted environments run where there is no boundary.
+    Nothing is started before the first lease. `process` is no boundary, so it refuses environments that say that
+    their code is untrusted; `trusted-process` is the same backend for whoever trusts them.
     `allow` has the hosts that agents may reach over HTTP and HTTPS; only docker can keep them to these.
 
     Raises:
@@ -79,6 +84,7 @@ def open_pool(
         "docker": docker_missing,
         "process": lambda: None,
     }
+    trust, name = name == TRUSTED, "process" if name == TRUSTED else name
     if name not in ("auto", *checks):
         raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, docker, process or auto")
     if allow:

@@ -192,7 +192,7 @@ class Pool:
         if untrusted and not self.backend.is_boundary and not self._trust:
             raise ConfigError(
                 f"sandbox={self.backend.name!r} is no boundary, and the environment says that its code is untrusted:"
-                " use bubblewrap or docker, or trust it explicitly (--trust)"
+                " use bubblewrap or docker, or say that you trust it: --trust, or sandbox='trusted-process'"
             )
 
     async def _slots_of(self, role: SandboxRole) -> _Slots:

@@ -180,6 +180,14 @@ def test_eval_of_a_model_and_a_task_file(run, mine, tmp_path, bubblewrap):
     assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
 
 
+def test_programs_of_agents_run_without_a_boundary_only_where_somebody_says_so(run):
+    for command in (["eval", "code-v0"], ["check", "code-v0"]):
+        code, out, err = run(*command, "--sandbox", "process")
+        assert code != 0 and "no boundary" in out + err and "--trust" in out + err
+    code, out, _ = run("eval", "code-v0", "--sandbox", "process", "--trust", "--json")
+    assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
+
+
 def test_new_then_check_then_eval(run, tmp_path):
     code, out, _ = run("new", "letter-count", "--out", tmp_path, "--json")
     (file, test) = last_json(out)["files"]
@@ -286,6 +294,7 @@ def syntax_error(tmp_path):
         (["eval", "calc-v0"], "--limit"),
         (["eval", "bugfix-v0", "--limit", "1", "--sandbox", "dokker"], "sandbox='dokker'"),
         (["eval", "bugfix-v0", "--limit", "1", "--split", "dev"], "dev"),
+        (["eval", "bugfix-v0", "--limit", "1", "--trust"], "--trust goes with --sandbox process"),
         (["check", ("{}:Env", syntax_error)], "cannot be loaded: SyntaxError"),
         (["check", "nowhere.py:Env"], "'nowhere.py' does not exist"),
         (["check", ("{}", mine_file)], "mine.py:Mine\n"),

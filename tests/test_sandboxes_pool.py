@@ -361,6 +361,7 @@ def test_untrusted_code_runs_behind_a_boundary_or_where_it_is_trusted():
 
     run(body)
     run(trusting, {"trust": True})
+    assert open_pool("trusted-process")._trust and not open_pool("process")._trust
 
 
 def test_sizes():

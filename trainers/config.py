@@ -48,7 +48,7 @@ class TrainConfig(BaseModel):
     """Tasks of one round."""
     group_size: int = Field(8, ge=1)
     """G, episodes per task."""
-    sandbox: Literal["auto", "docker", "bubblewrap", "process"] = "auto"
+    sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
     """Where tools and hidden tests run."""
     deterministic: bool = False
     """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit for bit."""
