@@ -116,8 +116,18 @@ def _settings(pairs: list[str] | None) -> dict[str, Any]:
 
 def _trusted(sandbox: str, trust: bool) -> str:
     if trust and sandbox != "process":
-        raise ConfigError(f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary")
+        raise ConfigError(
+            f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary"
+        )
     return "trusted-process" if trust else sandbox
+
+
+def _prices(text: str) -> tuple[float, float] | None:
+    try:
+        prompt, completion = map(float, text.split(",")) if text else (0.0, 0.0)
+    except ValueError:
+        raise ConfigError(f"--price {text!r}: give two numbers separated by a comma, as in 0.15,0.60") from None
+    return (prompt, completion) if text else None
 
 
 @contextmanager
@@ -199,7 +209,7 @@ def check(
 @app.command("eval")
 def evaluate(  # noqa: PLR0913 - one parameter per option
     env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
-    policy: Annotated[str, typer.Option(help="oracle, noop or hf:PATH.")] = "oracle",
+    policy: Annotated[str, typer.Option(help="oracle, noop, hf:PATH or openai:MODEL@URL.")] = "oracle",
     tasks: Annotated[Path | None, typer.Option(help="Task file, for environments that take one.")] = None,
     split: Annotated[str, typer.Option(help="Split of the environment.")] = "test",
     limit: Annotated[int, typer.Option(help="At most so many tasks; 0: all, where the split ends.")] = 0,
@@ -209,6 +219,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     trust: Trust = False,
     seed: Annotated[int, typer.Option(help="Every other seed is derived from it.")] = 0,
     temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
+    price: Annotated[str, typer.Option(help="US dollars per million prompt,completion tokens of a served model.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")] = None,
     set_: Set = None,
     as_json: Json = False,
@@ -235,6 +246,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         sandbox=_trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
+        prices=_prices(price),
         out=out,
     )
     with episode_bar(f"{env} · {policy}") as bar:

@@ -21,7 +21,7 @@ from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxPool
 from agentrl.tools import Tool, ToolResult, call_tool, clip_text, tools_of
 from agentrl.trajectory import Counts
 from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
-from agentrl.verifiers.base import Verifier
+from agentrl.verifiers.base import GRADE_S, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class ToolEnv:
     Attributes that a subclass sets:
         id: name with version, as in `bugfix-v0`.
         verifier: judges the finished episode.
+        verifier_s: seconds after which a verifier without a verdict counts as broken.
         system: system message, if any.
         limits: when an episode is cut short.
         needs_sandbox: whether tools run code or touch files (then `self.sandbox` is there).
@@ -54,6 +55,7 @@ class ToolEnv:
 
     id: ClassVar[str] = ""
     verifier: Verifier
+    verifier_s: float = GRADE_S
     system: str = ""
     limits: Limits = Limits()
     needs_sandbox: bool = False

@@ -109,6 +109,7 @@ class GymEnv(gymnasium.Env[str, str]):
         self._lease = AsyncExitStack()
         self._task: Task | None = None
         self._history: list[Message] = []
+        self._opening = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode and return its opening text.
@@ -125,6 +126,7 @@ class GymEnv(gymnasium.Env[str, str]):
         self._task = None
         task = self._choose(options or {}, task_seed)
         self._history = list(_loop().run(self._reset(task, env_seed)))
+        self._opening = len(self._history)
         self._task = task
         return _as_text(self._history), self._info(self._history)
 
@@ -199,8 +201,8 @@ class GymEnv(gymnasium.Env[str, str]):
             artifacts = await self.env.collect()
         await self._leave()
         messages = (*self._history, message, *step.messages)
-        submission = Submission(task, messages, step.end, artifacts, self._pool)
-        score = await grade(self.env.verifier, submission)
+        submission = Submission(task, messages, step.end, artifacts, self._pool, opening=self._opening)
+        score = await grade(self.env.verifier, submission, self.env.verifier_s)
         if score.value is None:
             raise VerifierError(score.why)
         return step, score

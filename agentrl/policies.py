@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agentrl.chat import Chat
 from agentrl.engines.base import Engine, Sampling
@@ -32,6 +32,33 @@ class Player(Protocol):
             EngineError: sampling failed.
         """
         ...
+
+
+class Usage(NamedTuple):
+    """Tokens of one episode, and what they cost in US dollars; None where nobody knows."""
+
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    usd: float | None = None
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A player that is told what it used, as those of served models are."""
+
+    @property
+    def usage(self) -> Usage:
+        """What was used so far."""
+        ...
+
+
+def usage_of(player: Player | None) -> Usage:
+    """What a player used: what it was told, else the tokens of its trajectories; nothing where there is no player."""
+    if isinstance(player, Metered):
+        return player.usage
+    branches = player.trajectories if player else ()
+    sampled = sum(branch.trained for branch in branches)
+    return Usage(sampled, sum(len(branch.ids) for branch in branches) - sampled)
 
 
 class Policy(Protocol):
@@ -129,7 +156,7 @@ class _TokenPlayer:
         if room < 1 or left < 1:
             return Message.assistant(""), EndReason.CONTEXT_LENGTH if room < 1 else EndReason.MAX_TOKENS
         budget = min(sampling.max_tokens, self._limits.turn_tokens, left, room)
-        seed = _mix(self._seed, self._turn)
+        seed = turn_seed(self._seed, self._turn)
         out = await engine.generate(branch.ids, replace(sampling, max_tokens=budget), seed=seed)
         if len(branch.segments) == 1:
             self._branches.append(branch)
@@ -156,7 +183,7 @@ class _TokenPlayer:
         return branch.extend(Segment.observation(ids))
 
 
-def _mix(seed: int, turn: int) -> int:
+def turn_seed(seed: int, turn: int) -> int:
     """A seed for one turn of one episode (splitmix64: neighbours give unrelated streams)."""
     state = (seed + (turn + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

@@ -25,7 +25,7 @@ def episode_row(episode: Episode) -> Row:
         "task": {name: getattr(task, name) for name in TaskView.model_fields},
         "start": episode.start,
         "end": episode.end.value,
-        "score": {"value": score.value, "parts": dict(score.parts), "why": score.why},
+        "score": _score_row(score),
         "counts": {**vars(counts), "by_tool": dict(counts.by_tool)},
         "messages": [_message_row(message) for message in episode.messages],
         "segments": [_segment_row(segment) for segment in segments],
@@ -34,6 +34,13 @@ def episode_row(episode: Episode) -> Row:
         "side_effects": dict(episode.side_effects),
         "failure": episode.failure,
     }
+
+
+def _score_row(score: Score) -> Row:
+    row: Row = {"value": score.value, "parts": dict(score.parts), "why": score.why}
+    if score.turns:
+        row["turns"] = {name: list(rewards) for name, rewards in score.turns.items()}
+    return row
 
 
 def _message_row(message: Message) -> Row:
@@ -79,7 +86,7 @@ def episode_of(row: Row) -> Episode:
         start=row["start"],
         messages=tuple(_message(item) for item in row["messages"]),
         end=EndReason(row["end"]),
-        score=Score(**row["score"]),
+        score=_score(row["score"]),
         trajectories=tuple(
             Trajectory(tuple(segments[index] for index in item["segments"]), item["shared"])
             for item in row["trajectories"]
@@ -89,6 +96,11 @@ def episode_of(row: Row) -> Episode:
         side_effects=row["side_effects"],
         failure=row["failure"],
     )
+
+
+def _score(row: Row) -> Score:
+    turns = {name: tuple(rewards) for name, rewards in row.pop("turns", {}).items()}
+    return Score(**row, turns=turns)
 
 
 def _message(row: Row) -> Message:

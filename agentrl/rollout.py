@@ -23,7 +23,7 @@ from agentrl.errors import (
     VerifierError,
     boundary,
 )
-from agentrl.policies import Player, Policy
+from agentrl.policies import Player, Policy, usage_of
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey, Group
 from agentrl.types import Ending, EndReason, Message, Score, Task
@@ -67,6 +67,7 @@ class _Progress:
     history: list[Message] = field(default_factory=list)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     player: Player | None = None
+    opening: int = 0
 
 
 async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
@@ -126,6 +127,7 @@ async def _converse(
     assert player is not None
     async with boundary(ToolFault, f"{env.id}: reset"):
         history += await env.reset(task.view(), seed=derive_seed(setting.seed, key.task, key.step), sandbox=sandbox)
+    progress.opening = len(history)
     while True:
         async with _paused(clock) if setting.deterministic else nullcontext():
             message, end = await player.act(history, env.tools)
@@ -168,14 +170,12 @@ async def _judge(setting: Setting, task: Task, key: EpisodeKey, progress: _Progr
         artifacts=progress.artifacts,
         pool=setting.pool,
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
+        opening=progress.opening,
     )
-    return await grade(progress.env.verifier, submission)
+    return await grade(progress.env.verifier, submission, progress.env.verifier_s)
 
 
 def _episode(progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, score: Score) -> Episode:
-    branches = progress.player.trajectories if progress.player else ()
-    sampled = sum(branch.trained for branch in branches)
-    total = sum(len(branch.ids) for branch in branches)
     return Episode(
         key=key,
         env=progress.env.id,
@@ -184,8 +184,8 @@ def _episode(progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, s
         messages=tuple(progress.history),
         end=end,
         score=score,
-        trajectories=branches,
-        counts=replace(progress.env.counts(), sampled_tokens=sampled, prompt_tokens=total - sampled),
+        trajectories=progress.player.trajectories if progress.player else (),
+        counts=replace(progress.env.counts(), **usage_of(progress.player)._asdict()),
         artifacts=progress.artifacts,
         failure=score.why if score.value is None else "",
     )

@@ -153,7 +153,7 @@ class EpisodeKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened in an episode; all are counts but `wall_s` (seconds)."""
+    """What happened in an episode; all are counts but `wall_s` (seconds) and `usd` (US dollars; None: not known)."""
 
     turns: int = 0
     tool_calls: int = 0
@@ -162,6 +162,7 @@ class Counts:
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     wall_s: float = 0.0
+    usd: float | None = None
     by_tool: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -216,6 +217,41 @@ class Episode:
     def truncated(self) -> bool:
         """Whether a limit ended the episode: read off the ending, never off a width."""
         return self.end.ending is Ending.TRUNCATED
+
+
+def token_rewards(episode: Episode, weights: Mapping[str, float] | None = None) -> tuple[tuple[float, ...], ...]:
+    """The process rewards of an episode at their tokens: one row per branch, each as long as its ids.
+
+    A turn's reward stands on the last token that was sampled in it, once, in the branch that owns it; every other
+    token has 0.0. Turn t is the t-th sampled segment of the branches in their order, shared ones left out.
+
+    Args:
+        weights: of the named terms of `score.turns`; None weighs each 1.0, and a name that is missing counts 0.0.
+
+    Raises:
+        ValueError: a term has rewards for other turns than were sampled; one more is fine for a last turn that a
+            limit ended before its first token.
+    """
+    owned = [
+        segment.kind is SegmentKind.SAMPLED and index >= branch.shared
+        for branch in episode.trajectories
+        for index, segment in enumerate(branch.segments)
+    ]
+    for name, rewards in episode.score.turns.items():
+        if episode.trajectories and not sum(owned) <= len(rewards) <= sum(owned) + 1:
+            raise ValueError(f"process reward {name!r} has {len(rewards)} turns, but {sum(owned)} were sampled")
+    scale = dict.fromkeys(episode.score.turns, 1.0) if weights is None else weights
+    terms = [[scale.get(name, 0.0) * reward for reward in rewards] for name, rewards in episode.score.turns.items()]
+    totals, owns = (math.fsum(turn) for turn in zip(*terms, strict=False)), iter(owned)
+    rows = []
+    for branch in episode.trajectories:
+        row: list[float] = []
+        for segment in branch.segments:
+            row += [0.0] * len(segment.ids)
+            if next(owns):
+                row[-1] = next(totals, 0.0)
+        rows.append(tuple(row))
+    return tuple(rows)
 
 
 @dataclass(frozen=True)

@@ -233,11 +233,13 @@ class Score:
         value: reward of the episode, finite; or None.
         parts: named terms; a term that only informs has weight zero in `value`.
         why: one sentence for people; holds nothing hidden.
+        turns: named process rewards, one for each turn of the policy in order; they are no part of `value`.
     """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
+    turns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.value is not None and not abs(self.value) < float("inf"):

@@ -14,11 +14,17 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 LIBRARY = ("agentrl", "envs", "sandboxes", "trainers", "verifiers")
 MAY_IMPORT = {
-    "torch": ("trainers/", "agentrl/engines/transformers.py", "agentrl/engines/loading.py"),
+    "torch": (
+        "trainers/",
+        "agentrl/engines/transformers.py",
+        "agentrl/engines/loading.py",
+        "verifiers/reward_model.py",
+    ),
     "transformers": ("trainers/", "agentrl/engines/transformers.py", "agentrl/engines/loading.py"),
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),
+    "openai": ("agentrl/served.py",),
     "typer": ("agentrl/cli.py", "agentrl/cli_images.py"),
 }
 """Package -> who may import it; inside a function others may import gymnasium too, as its own plugins must."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import asyncio
+import math
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from agentrl.aio import is_cancelled
 from agentrl.errors import InfraError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
+
+
+GRADE_S = 600.0
+"""Seconds after which a verifier that has not answered is broken. Hidden tests, with two further tries of 120 s each and
+a wait for a grader sandbox, stay below it."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,7 @@ class Submission:
         artifacts: the declared files that were there, by path; nothing else leaves the agent's sandbox.
         pool: where code is judged (role "grader"); None for verifiers that run none.
         seed: of this grading; random cases and orders come from it.
+        opening: how many of the messages came from the environment before the policy's first turn.
     """
 
     task: Task
@@ -27,6 +36,7 @@ class Submission:
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
     pool: SandboxPool | None = None
     seed: int = 0
+    opening: int = 0
 
     @property
     def answer(self) -> str:
@@ -42,19 +52,41 @@ class Verifier(Protocol):
         ...
 
 
-async def grade(verifier: Verifier, submission: Submission) -> Score:
+async def grade(verifier: Verifier, submission: Submission, timeout_s: float = GRADE_S) -> Score:
     """Run a verifier so that whatever goes wrong in it is a named failure, never a number and never a crash.
 
+    A verifier that blocks the event loop cannot be timed: slow plain code belongs into `agentrl.aio.run_in_thread`.
+
     Raises:
-        VerifierError: the verifier raised, with the cause in the message, or gave no Score.
-        SandboxLost: the grader sandbox died.
+        VerifierError: the verifier raised, took longer than `timeout_s`, or gave no Score of finite numbers; the cause
+            is in the message.
+        InfraError: what it raised by name, such as SandboxLost where the grader sandbox died.
     """
+    what = f"task {submission.task.id}"
+    clock = asyncio.timeout(timeout_s)
     try:
-        score = await verifier(submission)
+        async with clock:
+            score = await verifier(submission)
     except InfraError:
         raise
-    except Exception as cause:
-        raise VerifierError(f"verifier failed on task {submission.task.id}: {type(cause).__name__}: {cause}") from cause
+    except (Exception, SystemExit, asyncio.CancelledError) as cause:
+        if isinstance(cause, asyncio.CancelledError) and is_cancelled():
+            raise
+        if clock.expired():
+            raise VerifierError(f"verifier gave no verdict on {what} within {timeout_s:g} s") from cause
+        raise VerifierError(f"verifier failed on {what}: {type(cause).__name__}: {cause}") from cause
     if not isinstance(score, Score):
-        raise VerifierError(f"verifier gave {type(score).__name__} on task {submission.task.id}, not a Score")
+        raise VerifierError(f"verifier gave {type(score).__name__} on {what}, not a Score")
+    for name, number in _numbers(score):
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            raise VerifierError(f"verifier gave {name}={number!r} on {what}, which is no finite number")
     return score
+
+
+def _numbers(score: Score) -> Iterator[tuple[str, Any]]:
+    """Every number of a score by name. A tensor or a text in its place would break records and statistics later."""
+    if score.value is not None:
+        yield "value", score.value
+    yield from score.parts.items()
+    for name, rewards in score.turns.items():
+        yield from ((f"turns.{name}[{index}]", reward) for index, reward in enumerate(rewards))

@@ -48,16 +48,39 @@ def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
     Raises:
         ConfigError: there is no such folder, or no model in it that can be loaded.
     """
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = _load(AutoModelForCausalLM, path, **kwargs)
+    return model
+
+
+def load_reward_model(path: str | Path) -> PreTrainedModel:
+    """Load the sequence classifier of a folder, with a trained head of one label.
+
+    Raises:
+        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head would be random.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    model, found = _load(AutoModelForSequenceClassification, path, output_loading_info=True)
+    if found["missing_keys"] or model.config.num_labels != 1:
+        raise ConfigError(
+            f"model folder {path} is no reward model: it needs the weights of a head with num_labels=1, not"
+            f" {model.config.num_labels} labels and missing {sorted(found['missing_keys'])}"
+        )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
     folder = _folder(path)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {folder} has no config.json: save a model there with model.save_pretrained()")
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     with _readable(folder, "model"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **kwargs)
-    return model
+        return loader.from_pretrained(folder, local_files_only=True, **kwargs)
 
 
 def transformers_engine(model: PreTrainedModel, chat: Chat, *, synchronous: bool = False) -> TransformersEngine:

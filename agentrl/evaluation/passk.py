@@ -172,7 +172,8 @@ def summarize(episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: in
         "cost": {
             name: sum(getattr(episode.counts, name) for episode in latest)
             for name in ("turns", "tool_calls", "sampled_tokens", "prompt_tokens", "wall_s")
-        },
+        }
+        | {"usd": _total([episode.counts.usd for episode in latest])},
         "tools": tool_counts(latest),
         "end_reasons": dict(sorted(Counter(episode.end.value for episode in latest).items())),
     }
@@ -200,6 +201,12 @@ def _side_effects(episodes: Sequence[Episode]) -> dict[str, Any]:
         "total": kinds.total(),
         "kinds": top,
     }
+
+
+def _total(prices: Sequence[float | None]) -> float | None:
+    """The sum; None where one is not known, as it would be too low."""
+    known = [price for price in prices if price is not None]
+    return math.fsum(known) if known and len(known) == len(prices) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

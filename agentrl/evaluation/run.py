@@ -18,11 +18,12 @@ from agentrl.records import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.rollout import Rollouts, Setting
 from agentrl.sandboxes import open_pool
 from agentrl.sandboxes.base import SandboxPool
+from agentrl.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
 from agentrl.verifiers.admission import admit
 
-POLICIES = "oracle, noop or hf:PATH"
+POLICIES = "oracle, noop, hf:PATH or openai:MODEL@URL"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class EvalPlan:
         limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
         out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
         temperature: of a sampled policy.
+        prices: US dollars per million prompt and completion tokens of a served policy; None where not known.
     """
 
     make: Callable[[], ToolEnv]
@@ -49,6 +51,7 @@ class EvalPlan:
     seed: int = 0
     concurrency: int = 0
     temperature: float = 1.0
+    prices: tuple[float, float] | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -102,6 +105,8 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         parts.callback(rollouts.close)
         if isinstance(policy, TokenPolicy):
             parts.callback(lambda: rollouts.run(policy.engine.close()))
+        if isinstance(policy, ServedPolicy):
+            parts.callback(lambda: rollouts.run(policy.close()))
         refused = rollouts.run(_refused(env, tasks, pool))
         admitted = [task for task in tasks if task.id not in refused]
         if not admitted:
@@ -154,9 +159,20 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
         return noop()
     if kind == "hf" and path:
         return _transformers_policy(path, plan.temperature, env.limits.turn_tokens)
-    if kind in ("vllm", "openai"):
+    if kind == "openai":
+        return _served_policy(path, plan)
+    if kind == "vllm":
         raise ConfigError(f"--policy {plan.policy!r}: {kind} policies are not part of this version: use {POLICIES}")
     raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
+
+
+def _served_policy(address: str, plan: EvalPlan) -> Policy:
+    """The policy of `MODEL@URL`; without an address it is the official server."""
+    model, at, url = address.rpartition("@")
+    if at and "://" not in url:  # an @ of the model's own name
+        model, at = address, ""
+    prices = Prices(*plan.prices) if plan.prices else None
+    return ServedPolicy(model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices)
 
 
 def _transformers_policy(path: str, temperature: float, turn_tokens: int) -> Policy:

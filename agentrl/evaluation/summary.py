@@ -32,9 +32,11 @@ def _tools(tools: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         yield f"failed tool calls {errors} of {calls}" + (f": {', '.join(failed)}" if failed else "")
 
 
-def _cost(cost: Mapping[str, float]) -> str:
+def _cost(cost: Mapping[str, Any]) -> str:
     """What was paid, infrastructure failures included; `wall_s` adds up episodes that played at the same time."""
     parts = [f"turns {cost['turns']:,}", f"tool calls {cost['tool_calls']:,}"]
     if cost["sampled_tokens"] or cost["prompt_tokens"]:
         parts.append(f"sampled tokens {cost['sampled_tokens']:,}, other tokens {cost['prompt_tokens']:,}")
+    if cost["usd"] is not None:
+        parts.append(f"US$ {cost['usd']:.4f}")
     return f"cost {', '.join(parts)}, {cost['wall_s']:.2f} s (all episodes added up)"
