@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from agentrl.chat import Chat
 from agentrl.engines.base import Engine, Sampling
@@ -42,20 +42,11 @@ class Usage(NamedTuple):
     usd: float | None = None
 
 
-@runtime_checkable
-class Metered(Protocol):
-    """A player that is told what it used, as those of served models are."""
-
-    @property
-    def usage(self) -> Usage:
-        """What was used so far."""
-        ...
-
-
 def usage_of(player: Player | None) -> Usage:
-    """What a player used: what it was told, else the tokens of its trajectories; nothing where there is no player."""
-    if isinstance(player, Metered):
-        return player.usage
+    """What a player used: its own `usage` where it has one, as those of served models do, else its trajectories'."""
+    told = getattr(player, "usage", None)
+    if isinstance(told, Usage):
+        return told
     branches = player.trajectories if player else ()
     sampled = sum(branch.trained for branch in branches)
     return Usage(sampled, sum(len(branch.ids) for branch in branches) - sampled)

@@ -56,6 +56,7 @@ class ServedPolicy:
         timeout_s: how long a server may be silent. A turn, all its tries included, takes at most `retries + 1` times
             that. Keep it well below the environment's `wall_s`, which is the agent's own limit and is graded.
         retries: further tries after a broken connection, silence, or an answer 408, 409, 429 or 5xx (by the client).
+        name: what records call it; made of model and address.
 
     Raises:
         ConfigError: the client is not installed, or a value is wrong.
@@ -68,8 +69,10 @@ class ServedPolicy:
     prices: Prices | None = None
     timeout_s: float = 60.0
     retries: int = 2
+    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
+        self.name = f"openai:{self.model}@{self.base_url}"
         if not self.model:
             raise ConfigError("model='' of a served policy is empty: name a model of the server")
         if not re.match(r"https?://[^/]", self.base_url):
@@ -83,11 +86,6 @@ class ServedPolicy:
             raise ConfigError(f"{self.name} needs a key: set OPENAI_API_KEY, or give the address of a local server")
         _client_class()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = WeakKeyDictionary()
-
-    @property
-    def name(self) -> str:
-        """What records call it."""
-        return f"openai:{self.model}@{self.base_url}"
 
     @contextmanager
     def player(self, task: Task, limits: Limits, seed: int) -> Iterator[_ServedPlayer]:
@@ -213,10 +211,10 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 
 def _call_row(call: ToolCall | BadCall, number: str) -> dict[str, Json]:
-    read = isinstance(call, ToolCall)
-    name, arguments = (call.name, dict(call.arguments)) if read else ("unreadable_call", {"text": call.text})
-    function = {"name": _NAME.sub("_", name)[:64] or "nameless", "arguments": json.dumps(arguments)}
-    return {"id": (call.id if read else "") or number, "type": "function", "function": function}
+    if isinstance(call, BadCall):
+        call = ToolCall("unreadable_call", {"text": call.text})
+    function = {"name": _NAME.sub("_", call.name)[:64] or "nameless", "arguments": json.dumps(dict(call.arguments))}
+    return {"id": call.id or number, "type": "function", "function": function}
 
 
 class _Function(BaseModel):

@@ -145,7 +145,7 @@ def test_summary_counts_infrastructure_failures_apart():
     assert (summary["n_tasks"], summary["n_episodes"], summary["n_failed_infra"]) == (2, 5, 2)
     assert summary["mean_reward"] == 0.5
     assert summary["mean"]["turns"] == 2
-    paid = {"turns": 10, "tool_calls": 15, "sampled_tokens": 50, "prompt_tokens": 0, "wall_s": 2.5}
+    paid = {"turns": 10, "tool_calls": 15, "sampled_tokens": 50, "prompt_tokens": 0, "wall_s": 2.5, "usd": None}
     assert summary["cost"] == paid and summary["tools"] == {}
     assert summary["side_effects"] == {"episodes": 1, "total": 1, "kinds": {"created": 1}}
     assert summary["end_reasons"] == {"max_turns": 1, "sandbox_lost": 2, "submitted": 2}

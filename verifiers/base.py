@@ -13,10 +13,9 @@ from agentrl.errors import InfraError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 
-
 GRADE_S = 600.0
-"""Seconds after which a verifier that has not answered is broken. Hidden tests, with two further tries of 120 s each and
-a wait for a grader sandbox, stay below it."""
+"""Seconds after which a verifier that has not answered is broken. Hidden tests, which take 120 s at most and may be run
+three times, stay below it with a wait for a grader sandbox."""
 
 
 @dataclass(frozen=True)

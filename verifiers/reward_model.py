@@ -67,7 +67,7 @@ class RewardModel:
         max_tokens: int = 0,
         max_batch: int = 16,
     ) -> None:
-        labels: int = model.config.num_labels
+        labels = model.config.num_labels
         if labels != 1:
             raise ConfigError(f"num_labels={labels} of the reward model must be 1: it needs a scalar head")
         pad = tokenizer.pad_token_id
