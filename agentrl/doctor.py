@@ -12,6 +12,7 @@ _PACKAGES = {
     "transformers": "pip install 'agentrl[train]'",
     "trl": "pip install 'agentrl[train]'",
     "docker-sdk": "pip install 'agentrl[docker]'",
+    "openai": "pip install 'agentrl[judge]'",
 }
 _LATER = ("vllm", "ray")
 

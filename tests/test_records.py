@@ -30,6 +30,7 @@ from agentrl.types import BadCall, Ending, EndReason, Message, Score, TaskView, 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 CLEAN = st.text(max_size=12)
+TURNS = st.dictionaries(st.text(max_size=12), st.lists(FINITE, max_size=3).map(tuple), max_size=2)
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -92,10 +93,13 @@ def episodes(draw):
         start=draw(CLEAN),
         messages=draw(st.lists(MESSAGES, max_size=4).map(tuple)),
         end=end,
-        score=Score(None, parts, "it broke") if failed else Score(draw(FINITE), parts, draw(CLEAN)),
+        score=Score(None, parts, "it broke") if failed else Score(draw(FINITE), parts, draw(CLEAN), draw(TURNS)),
         trajectories=draw(branches()),
         counts=Counts(
-            turns=draw(st.integers(0)), wall_s=draw(FINITE), by_tool=draw(st.dictionaries(CLEAN, st.integers()))
+            turns=draw(st.integers(0)),
+            wall_s=draw(FINITE),
+            usd=draw(st.none() | FINITE),
+            by_tool=draw(st.dictionaries(CLEAN, st.integers())),
         ),
         artifacts=draw(st.dictionaries(PATHS, st.binary(max_size=8) | CLEAN.map(str.encode), max_size=3)),
         side_effects=draw(st.dictionaries(CLEAN, CLEAN, max_size=2)),

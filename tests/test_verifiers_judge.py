@@ -302,7 +302,11 @@ def test_a_served_model_judges():
     assert server.requests[0]["max_completion_tokens"] == 2048
 
 
-def test_a_verdict_that_was_cut_short_is_none():
+def test_an_answer_that_was_cut_short_is_no_verdict_even_if_it_reads_like_one():
+    def answer(request):
+        messages = [Message(row["role"], row["content"]) for row in request["messages"]]
+        return completion(verdict(messages, GRADES), finish="length")
+
     async def judged():
         policy = ServedPolicy("m", server.url)
         try:
@@ -310,7 +314,7 @@ def test_a_verdict_that_was_cut_short_is_none():
         finally:
             await policy.close()
 
-    with chat_server(completion("VERDICT", finish="length")) as server, pytest.raises(VerifierError, match="twice"):
+    with chat_server(answer) as server, pytest.raises(VerifierError, match="twice"):
         asyncio.run(judged())
 
 
