@@ -11,6 +11,7 @@ import pytest
 from chat_server import Answer, chat_server, completion, failure
 from helpers import Echo, make_task, play_one, run_cli
 
+from agentrl.aio import LoopThread
 from agentrl.errors import ConfigError, EngineError, UserError
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records import read_episodes
@@ -264,15 +265,22 @@ def test_the_key_is_not_shown():
     assert "sesame" not in repr(ServedPolicy("m", "http://localhost:1/v1", api_key="sesame"))
 
 
-def test_one_policy_serves_several_event_loops():
+def test_one_policy_serves_several_event_loops_at_the_same_time():
+    other = LoopThread()
     with chat_server(completion("yes")) as server:
         policy = ServedPolicy("m", server.url)
 
         async def ask():
             with policy.player(make_task(), Limits(), 0) as player:
-                message, _ = await player.act(HI, ())
-            await policy.close()
-            await policy.close()
-            return message.content
+                return (await player.act(HI, ()))[0].content
 
-        assert asyncio.run(ask()) == asyncio.run(ask()) == "yes"
+        async def ask_and_close():
+            said = await ask()
+            await policy.close()
+            await policy.close()
+            return said
+
+        try:
+            assert other.run(ask()) == asyncio.run(ask_and_close()) == other.run(ask_and_close()) == "yes"
+        finally:
+            other.close()
