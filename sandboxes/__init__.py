@@ -28,6 +28,7 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.sandboxes.process import ProcessBackend
 
 __all__ = [
+    "TRUSTED",
     "Allow",
     "BubblewrapBackend",
     "DockerBackend",
@@ -43,7 +44,6 @@ __all__ = [
     "SandboxRole",
     "Session",
     "Snapshot",
-    "TRUSTED",
     "available",
     "open_pool",
     "requests_of",
