@@ -183,7 +183,7 @@ def test_eval_of_a_model_and_a_task_file(run, mine, tmp_path, bubblewrap):
 def test_programs_of_agents_run_without_a_boundary_only_where_somebody_says_so(run):
     for command in (["eval", "code-v0"], ["check", "code-v0"]):
         code, out, err = run(*command, "--sandbox", "process")
-        assert code != 0 and "no boundary" in out + err and "--trust" in out + err
+        assert code == 2 and "is no boundary" in err and "--trust" in err and "BROKEN" not in out
     code, out, _ = run("eval", "code-v0", "--sandbox", "process", "--trust", "--json")
     assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
 
