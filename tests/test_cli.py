@@ -1,6 +1,7 @@
 """The command line: one JSON object as the last line, one sentence for bad input, never a traceback."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -367,3 +368,12 @@ def test_an_interrupt_ends_quietly_and_the_run_can_go_on(tmp_path, bubblewrap):
         time.sleep(0.02)
     done = (tmp_path / "episodes.jsonl").read_bytes().count(b"\n")
     assert 0 < done < 400
+
+
+def test_training_tells_nobody(monkeypatch):
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    with cli._training_parts():
+        assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
+    with cli._training_parts():
+        assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"
