@@ -29,6 +29,12 @@ app = typer.Typer(
 app.add_typer(cli_images.app, name="images")
 
 _INTERRUPTED = 130
+_TRAINING_ENV = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # TRL would tell its maker of every trainer that is made
+    "MKL_DYNAMIC": "FALSE",  # a number of threads that follows the load changes the last bits
+    "OMP_DYNAMIC": "FALSE",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 # The command-line library's own error has no public name; its public descendant leads to it.
 _CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -133,6 +139,8 @@ def _prices(text: str) -> tuple[float, float] | None:
 @contextmanager
 def _training_parts() -> Iterator[None]:
     """What an import lacks in here is part of the extra [train]."""
+    for name, value in _TRAINING_ENV.items():
+        os.environ.setdefault(name, value)
     try:
         yield
     except ImportError as error:
@@ -283,9 +291,6 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a policy online, on the groups it plays."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # a number of threads that follows the load changes the last bits
-    os.environ.setdefault("OMP_DYNAMIC", "FALSE")
     with _training_parts():
         from agentrl.trainers.session import run_training
 
@@ -330,9 +335,6 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train a tiny agent to repair programs, from nothing to a report, in minutes on this machine."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # a number of threads that follows the load changes the last bits
-    os.environ.setdefault("OMP_DYNAMIC", "FALSE")
     with _training_parts():
         from agentrl.trainers.demo import run_demo
 

@@ -10,11 +10,13 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Protocol, get_args
 
 SandboxRole = Literal["agent", "grader"]
 Isolation = Literal["reset", "fresh"]
 Need = Literal["ptrace", "sysvipc"]
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +239,14 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def reset(self) -> None:
-        """Kill every process of the sandbox, empty its work area, and verify both; a doubt raises SandboxLost."""
+    async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
+        """Kill every process of the sandbox, empty its work area, verify both, and only then write `files`.
+
+        Raises:
+            OSError: the work area is full.
+            SandboxLost: in doubt, or if the sandbox itself died or stopped answering.
+            ValueError: a path leaves the work area, or a file is larger than any sandbox takes; nothing was reset.
+        """
         ...
 
     async def kill_all(self) -> None:

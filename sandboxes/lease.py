@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from agentrl.aio import is_cancelled
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import ExecResult, FileInfos, Names, Sandbox, Session, Snapshot
+from agentrl.sandboxes.base import NO_FILES, ExecResult, FileInfos, Names, Sandbox, Session, Snapshot
 
 _T = TypeVar("_T")
 
@@ -112,9 +112,9 @@ class Lease:
         """Ask for a sign of life; see `Sandbox.ping`."""
         await self.call(self.held.ping())
 
-    async def reset(self) -> None:
-        """Make it like new; see `Sandbox.reset`."""
-        await self.call(self.held.reset())
+    async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
+        """Make it like new, with these files; see `Sandbox.reset`."""
+        await self.call(self.held.reset(files))
 
     async def kill_all(self) -> None:
         """End every process; see `Sandbox.kill_all`."""

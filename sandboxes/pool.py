@@ -146,7 +146,7 @@ class Pool:
             SandboxLost: none could be opened (the message names the missing part and the fix), or the pool is closed.
             RuntimeError: the pool is in use on another event loop.
         """
-        self._check_trust(untrusted)
+        self.check_trust(untrusted)
         permitted = _checked(isolation, needs)
         fresh = isolation == "fresh" or bool(permitted)
         slots = await self._slots_of(role)
@@ -188,7 +188,12 @@ class Pool:
             await asyncio.gather(*self._tasks, return_exceptions=True)  # their leases see what they raise
             await self._end_all()
 
-    def _check_trust(self, untrusted: bool) -> None:
+    def check_trust(self, untrusted: bool) -> None:
+        """Whether an environment may run here.
+
+        Raises:
+            ConfigError: it is untrusted, the backend is no boundary, and nobody said that this is wanted.
+        """
         if untrusted and not self.backend.is_boundary and not self._trust:
             raise ConfigError(
                 f"sandbox={self.backend.name!r} is no boundary, and the environment says that its code is untrusted:"

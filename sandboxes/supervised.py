@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import ExecResult, FileInfo, FileInfos, Names, SandboxLimits, Session, Snapshot
+from agentrl.sandboxes.base import NO_FILES, ExecResult, FileInfo, FileInfos, Names, SandboxLimits, Session, Snapshot
 from agentrl.sandboxes.client import Peer, Wire
 from agentrl.sandboxes.shell import Fields, Shell, exec_result, malformed, microseconds
 from agentrl.sandboxes.supervisor.frames import MAX_FRAME, PROTOCOL
@@ -266,13 +266,19 @@ class SupervisedSandbox:
         """
         return [name.decode("ascii", "replace") for name in await self._call("verify")]
 
-    async def reset(self) -> None:
-        """Kill every process of the sandbox, empty its work area, and verify both.
+    async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
+        """Kill every process of the sandbox, empty its work area, verify both, and only then write `files`.
+
+        The files travel while the supervisor is still at work, so this is faster than a reset and a put.
 
         Raises:
+            OSError: the work area is full.
             SandboxLost: something is left, or the sandbox itself died or stopped answering.
+            ValueError: a path leaves the work area, or a file is larger than any sandbox takes; nothing was reset.
         """
-        await self._call("reset", timeout_s=3 * GRACE_S)
+        requests = [[b"reset"], *([b"put", *batch] for batch in _batches(files))]
+        async with self._turn:
+            await asyncio.gather(*(self._wire.call(request, 3 * GRACE_S) for request in requests))
 
     async def kill_all(self) -> None:
         """End every process that runs in the sandbox but its supervisor.

@@ -1,6 +1,7 @@
 """The command line: one JSON object as the last line, one sentence for bad input, never a traceback."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -183,7 +184,7 @@ def test_eval_of_a_model_and_a_task_file(run, mine, tmp_path, bubblewrap):
 def test_programs_of_agents_run_without_a_boundary_only_where_somebody_says_so(run):
     for command in (["eval", "code-v0"], ["check", "code-v0"]):
         code, out, err = run(*command, "--sandbox", "process")
-        assert code != 0 and "no boundary" in out + err and "--trust" in out + err
+        assert code == 2 and "is no boundary" in err and "--trust" in err and "BROKEN" not in out
     code, out, _ = run("eval", "code-v0", "--sandbox", "process", "--trust", "--json")
     assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
 
@@ -370,3 +371,12 @@ def test_an_interrupt_ends_quietly_and_the_run_can_go_on(tmp_path, bubblewrap):
         time.sleep(0.02)
     done = (tmp_path / "episodes.jsonl").read_bytes().count(b"\n")
     assert 0 < done < 400
+
+
+def test_training_tells_nobody(monkeypatch):
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    with cli._training_parts():
+        assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
+    with cli._training_parts():
+        assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"

@@ -73,15 +73,17 @@ def nothing_is_left():
 
 
 def test_groups_come_as_they_are_finished():
+    go_on = threading.Event()
+
     class Uneven(Echo):
         async def setup(self):
-            await asyncio.sleep(0.6 if self.task.id == "t0" else 0.0)
+            while self.task.id == "t0" and not go_on.is_set():
+                await asyncio.sleep(0.01)
 
     with rollouts(Uneven, script(YES), group_size=3) as playing:
-        started = time.monotonic()
         playing.dispatch(tasks_of(4), 7)
         early = [playing.next() for _ in range(3)]
-        assert time.monotonic() - started < 0.5
+        go_on.set()
         late = playing.next()
     assert {group.task.id for group in early} == {"t1", "t2", "t3"} and late.task.id == "t0"
     assert [episode.key for episode in late.episodes] == [("run", 7, "t0", sample, 0) for sample in range(3)]
@@ -400,7 +402,7 @@ def test_closing_in_the_middle_leaves_nothing(bubblewrap):
             time.sleep(0.02)
         started = time.monotonic()
     playing.close()
-    assert playing._thread.is_closed and time.monotonic() - started < 3
+    assert playing._thread.is_closed and time.monotonic() - started < 10
     assert seen == []  # what was cut off is no episode, and no failure
 
 

@@ -43,7 +43,7 @@ class Forgetful:
     async def open(self, role, limits):
         sandbox = await self._inner.open(role, limits)
 
-        async def nothing():
+        async def nothing(*_):
             return None
 
         sandbox.reset = nothing
@@ -55,6 +55,7 @@ def test_the_contract_notices_what_is_broken(memory_tmp):
     broken = {violation.check for violation in asyncio.run(check_backend(Forgetful()))}
     assert broken == {
         "reset_is_clean",
+        "reset_takes_files_along",
         "kill_all_spares_files",
         "sessions_end_with_the_episode",
         "verify_tells_what_differs",

@@ -208,7 +208,7 @@ def test_a_slow_head_and_a_large_one_are_bounded():
     begin = time.monotonic()
     answer, log = play(b"GET http://a.org/ HTTP/1.1\r\n", end=False)
     assert answer.startswith(b"HTTP/1.1 408") and log[0]["status"] == 408
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10
     answer, log = play(b"GET http://a.org/ HTTP/1.1\r\nX: " + b"a" * 100_000, end=False)
     assert log[0]["status"] == 431
 
@@ -271,7 +271,7 @@ def test_a_silent_server_and_a_generous_one_are_bounded(server):
     begin = time.monotonic()
     _, log = play(b"GET http://%s/ HTTP/1.1\r\n\r\n" % name.encode(), rules=(name,), end=False)
     assert log[1]["end"] == "no more time"
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize("method", [b"GET http://", b"CONNECT "])

@@ -15,7 +15,7 @@ import pytest
 from agentrl import sandboxes
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, ProcessBackend, available, cgroup, open_pool
-from agentrl.sandboxes.base import SandboxLimits
+from agentrl.sandboxes.base import NO_FILES, SandboxLimits
 from agentrl.sandboxes.pool import default_size
 
 REPO = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ class FakeSandbox:
         if self.lost or self.closed:
             raise SandboxLost("gone")
 
-    async def reset(self):
+    async def reset(self, files=NO_FILES):
         await asyncio.sleep(self.reset_s)
         await self.ping()
         self.resets += 1

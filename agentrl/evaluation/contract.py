@@ -54,12 +54,16 @@ def check_environment(make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox:
         make: builds the environment.
         n_tasks: tasks per split.
         sandbox: backend, for environments that need one.
+
+    Raises:
+        ConfigError: the backend cannot be used, or is no boundary for an environment that asks for one.
     """
     return list(_findings(make, n_tasks, sandbox))
 
 
 def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterator[Finding]:
     env = make()
+    open_pool(sandbox).check_trust(env.untrusted)
     yield Finding(
         "its id ends in a version, as in name-v0", "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}"
     )

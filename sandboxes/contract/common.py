@@ -178,6 +178,23 @@ async def reset_is_clean(room: Room) -> None:
 
 
 @common
+async def reset_takes_files_along(room: Room) -> None:
+    """reset(files) leaves these files and nothing else; a path that leaves the work area stops it before it begins."""
+    async with room.sandbox() as box:
+        await box.put({"old": b"1", "dir/kept": b"2"})
+        for odd in ("../out", "/out", "a/../../out"):
+            try:
+                await box.reset({"fine": b"", odd: b"3"})
+            except ValueError:
+                continue
+            raise Broken(f"reset took the path {odd!r}")
+        expect([info.path for info in await box.manifest()] == ["dir", "dir/kept", "old"], "a refused reset began")
+        await box.reset({"dir/new": b"4", "empty": b""})
+        found = {info.path: info.size for info in await box.manifest() if info.kind == "file"}
+        expect(found == {"dir/new": 1, "empty": 0}, f"reset with files left {found}")
+
+
+@common
 async def a_closed_sandbox_is_lost(room: Room) -> None:
     """close may come twice; afterwards every call raises SandboxLost."""
     async with room.sandbox() as box:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import Sandbox, SandboxLimits
+from agentrl.sandboxes.base import NO_FILES, Sandbox, SandboxLimits
 from agentrl.sandboxes.client import Peer
 from agentrl.sandboxes.docker.network import CONNECTIONS, Link
 from agentrl.sandboxes.lease import Lease
@@ -52,15 +52,17 @@ class NetworkedSandbox(SupervisedSandbox):
         await line.mark(drop=False)
         return tuple(line.rows.values())
 
-    async def reset(self) -> None:
+    async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
         """As for any sandbox; and no connection of before goes on, nor is anything of it counted for what comes.
 
         Raises:
+            OSError: the work area is full.
             SandboxLost: something is left, or the sandbox or its proxy died or stopped answering.
+            ValueError: a path leaves the work area, or a file is larger than any sandbox takes.
         """
         await self.kill_all()
         await self._joined().mark(drop=True)
-        await super().reset()
+        await super().reset(files)
 
     async def close(self) -> None:
         """End the sandbox, its proxy and its network; safe to call twice."""

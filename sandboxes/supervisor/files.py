@@ -17,9 +17,11 @@ WIPE_ENTRIES = 500_000
 MANIFEST_ENTRIES = 10_000
 MANIFEST_DEPTH = 64
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+ODD = (b"", b".", b"..")
 
 
-def unlock(parent: int, name: bytes) -> None:
+def unlock(parent: int, name: str | bytes) -> None:
     """Give the owner all rights on a directory, without following a link."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
@@ -28,7 +30,7 @@ def unlock(parent: int, name: bytes) -> None:
         os.close(fd)
 
 
-def open_directory(parent: int, name: bytes) -> int:
+def open_directory(parent: int, name: str | bytes) -> int:
     """Open a directory for reading and writing its entries, whatever its mode."""
     try:
         fd = os.open(name, DIRECTORY, dir_fd=parent)
@@ -40,18 +42,16 @@ def open_directory(parent: int, name: bytes) -> int:
     return fd
 
 
-def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[bytes, bool]]:
-    """(name, is a directory) of everything in a directory; links are not followed.
+def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[str, bool]]:
+    """(name as the system's functions take it, is a directory) of what is in a directory; links are not followed.
 
     Raises:
         OSError: EFBIG, there are more than `limit`.
     """
-    names: list[tuple[bytes, bool]] = []
     with os.scandir(directory) as found:
-        for entry in found:
-            if len(names) == limit:
-                raise OSError(errno.EFBIG, f"more than {limit} entries in one directory")
-            names.append((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)))
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for _, entry in zip(range(limit), found)]  # noqa: B905
+        if len(names) == limit and next(found, None) is not None:
+            raise OSError(errno.EFBIG, f"more than {limit} entries in one directory")
     return names
 
 
@@ -63,7 +63,7 @@ def wipe(root: int) -> None:
     Raises:
         Fatal: more than WIPE_ENTRIES entries; opening a new sandbox is cheaper.
     """
-    prefix = b".wipe-" + os.urandom(8).hex().encode()
+    prefix = ".wipe-" + os.urandom(8).hex()
     moved = seen = 0
     while found := entries(root):
         for name, is_directory in found:
@@ -79,7 +79,7 @@ def wipe(root: int) -> None:
                 for child, child_is_directory in inner:
                     if child_is_directory:
                         moved += 1
-                        lift(directory, child, root, prefix + b"-%d" % moved)
+                        lift(directory, child, root, f"{prefix}-{moved}")
                     else:
                         os.unlink(child, dir_fd=directory)
             finally:
@@ -87,7 +87,7 @@ def wipe(root: int) -> None:
             os.rmdir(name, dir_fd=root)
 
 
-def lift(source: int, name: bytes, target: int, new_name: bytes) -> None:
+def lift(source: int, name: str | bytes, target: int, new_name: str | bytes) -> None:
     """Move a directory from `source` into `target`; the kernel wants write access to it, as its `..` changes."""
     try:
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
@@ -112,7 +112,7 @@ def clear(parent: int, name: bytes) -> None:
 def components(path: bytes) -> list[bytes]:
     """The parts of a relative path. The host checked it; an odd one here means that the host is broken."""
     parts = path.split(b"/")
-    if any(part in (b"", b".", b"..") for part in parts):
+    if any(part in ODD for part in parts):
         raise Fatal("a path is not relative")
     return parts
 
@@ -143,9 +143,9 @@ def put_files(root: int, pairs: Iterable[tuple[bytes, bytes]]) -> None:
     at, last = os.dup(root), b""
     try:
         for path, data in pairs:
-            *parents, name = components(path)
-            folder = b"/".join(parents)
-            if folder != last:
+            folder, _, name = path.rpartition(b"/")
+            if folder != last or name in ODD:
+                *parents, name = components(path)
                 os.close(at)
                 at, last = os.dup(root), b""
                 for part in parents:
@@ -160,14 +160,15 @@ def put_files(root: int, pairs: Iterable[tuple[bytes, bytes]]) -> None:
 
 def put_file(directory: int, name: bytes, data: bytes) -> None:
     """Write one file of an open directory."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, 0o644, dir_fd=directory)
+        fd = os.open(name, NEW_FILE, 0o644, dir_fd=directory)
     except FileExistsError:
         clear(directory, name)
-        fd = os.open(name, flags, 0o644, dir_fd=directory)
+        fd = os.open(name, NEW_FILE, 0o644, dir_fd=directory)
     try:
-        write_all(fd, data)
+        written = os.write(fd, data)
+        if written < len(data):
+            write_all(fd, data[written:])
     finally:
         os.close(fd)
 
@@ -237,7 +238,8 @@ def manifest(root: int) -> list[bytes]:
         at = pending.pop()
         directory = descend(root, at)
         try:
-            for name, is_directory in entries(directory, MANIFEST_ENTRIES):
+            for text, is_directory in entries(directory, MANIFEST_ENTRIES):
+                name = os.fsencode(text)
                 path = at + b"/" + name if at else name
                 if is_directory:
                     pending.append(path)
@@ -258,7 +260,8 @@ def listing(root: int, path: bytes) -> list[bytes]:
     fields: list[bytes] = []
     directory = descend(root, path)
     try:
-        for name, _ in entries(directory, MANIFEST_ENTRIES):
+        for text, _ in entries(directory, MANIFEST_ENTRIES):
+            name = os.fsencode(text)
             try:
                 row = describe(directory, name, hashed=False)
             except FileNotFoundError:  # a process of the agent is at work meanwhile

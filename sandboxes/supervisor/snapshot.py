@@ -16,7 +16,6 @@ from agentrl.sandboxes.supervisor.frames import Fatal
 
 ROOT = b"."
 KINDS = {stat.S_IFDIR: b"dir", stat.S_IFREG: b"file", stat.S_IFLNK: b"link"}
-_TAKEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def take(root: int, cap: int) -> list[bytes]:
@@ -52,7 +51,8 @@ def _look(root: int, at: bytes, cap: int) -> list[tuple[bytes, bytes, int, bytes
     rows = []
     directory = files.descend(root, at)
     try:
-        for name, _ in files.entries(directory, files.MANIFEST_ENTRIES):
+        for text, _ in files.entries(directory, files.MANIFEST_ENTRIES):
+            name = os.fsencode(text)
             try:
                 row = _entry(directory, name, cap)
             except FileNotFoundError:  # a process of the agent is at work meanwhile
@@ -152,7 +152,7 @@ def _make(root: int, path: bytes, kind: bytes, mode: int, data: bytes) -> None:
         elif kind == b"link":
             os.symlink(data, name, dir_fd=directory)
         else:
-            fd = os.open(name, _TAKEN, 0o600, dir_fd=directory)
+            fd = os.open(name, files.NEW_FILE, 0o600, dir_fd=directory)
             try:
                 files.write_all(fd, data)
                 os.fchmod(fd, mode)
