@@ -51,7 +51,9 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
     except _CommandLineError as error:
-        _fail(_worded(error), 2)
+        if not (sentence := _worded(error)):  # a group without a command: its help has been shown
+            raise SystemExit(0) from error
+        _fail(sentence, 2)
     except (typer.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
     except UserError as error:

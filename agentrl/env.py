@@ -137,7 +137,9 @@ class ToolEnv:
             ContractError: the environment needs a sandbox and got none.
         """
         if self.needs_sandbox and sandbox is None:
-            raise ContractError(f"{self.id} needs a sandbox: choose one with sandbox='bubblewrap' or 'process'")
+            raise ContractError(
+                f"{self.id} needs a sandbox: choose one with sandbox='bubblewrap', 'docker' or 'process'"
+            )
         self.task = task.view()
         self.rng = random.Random(seed)
         self._sandbox, self._end, self._turns = sandbox, None, 0

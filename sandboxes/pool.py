@@ -141,12 +141,14 @@ class Pool:
         they permit is what a reset could not undo.
 
         Raises:
-            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to trust; or an isolation
-                or a need that there is not.
+            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to trust; or a role, an
+                isolation or a need that there is not.
             SandboxLost: none could be opened (the message names the missing part and the fix), or the pool is closed.
             RuntimeError: the pool is in use on another event loop.
         """
         self.check_trust(untrusted)
+        if role not in get_args(SandboxRole):
+            raise ConfigError(f"role={role!r} of a sandbox must be 'agent' or 'grader'")
         permitted = _checked(isolation, needs)
         fresh = isolation == "fresh" or bool(permitted)
         slots = await self._slots_of(role)
@@ -197,7 +199,8 @@ class Pool:
         if untrusted and not self.backend.is_boundary and not self._trust:
             raise ConfigError(
                 f"sandbox={self.backend.name!r} is no boundary, and the environment says that its code is untrusted:"
-                " use bubblewrap or docker, or say that you trust it: --trust, or sandbox='trusted-process'"
+                " use bubblewrap or docker, or say that you trust it: --sandbox process --trust, or, from Python,"
+                " sandbox='trusted-process'"
             )
 
     async def _slots_of(self, role: SandboxRole) -> _Slots:

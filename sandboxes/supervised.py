@@ -144,8 +144,10 @@ class SupervisedSandbox:
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: no argv, a NUL, a time that is none, or a `cwd` outside.
+            ValueError: no argv, one that is no list, a NUL, a time that is none, or a `cwd` outside.
         """
+        if isinstance(argv, str | bytes):
+            raise ValueError(f"argv {argv!r} must be a list of words: ['sh', '-c', {argv!r}] for a line of shell")
         words = [*argv, *_settings(env or {})]
         if not argv or not argv[0] or any("\0" in word for word in words):
             raise ValueError(f"argv {list(argv)!r} must name a program, and neither it nor env may hold a NUL")
@@ -176,7 +178,7 @@ class SupervisedSandbox:
         Raises:
             OSError: the work area is full.
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: a path leaves the work area, or a file is larger than any sandbox takes.
+            ValueError: a path leaves the work area, or a file is no bytes or larger than any sandbox takes.
         """
         for batch in _batches(files):
             await self._call("put", *batch)
@@ -319,6 +321,8 @@ def _batches(files: Mapping[str, bytes]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
     for path, data in files.items():
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ValueError(f"file {path!r} must be bytes, not {type(data).__name__}: encode text first")
         if len(data) > BATCH_BYTES:
             raise ValueError(f"file {path!r} has {len(data)} bytes; a sandbox takes at most {BATCH_BYTES} per file")
         if batch and (size + len(data) > BATCH_BYTES or len(batch) >= 2000):

@@ -7,6 +7,7 @@ import time
 import pytest
 from helpers import Echo, make_task
 
+from agentrl import sandboxes
 from agentrl.errors import ConfigError
 from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory
@@ -24,6 +25,13 @@ def problems(env, **options) -> dict[str, str]:
 @pytest.mark.parametrize("env_id", ["bugfix-v0", "calc-v0", "code-v0"])
 def test_what_ships_keeps_the_contract(env_id, bubblewrap):
     assert problems(factory(env_id)) == {}
+
+
+def test_a_fallback_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr(sandboxes, "missing", lambda: "no bubblewrap here")
+    monkeypatch.setattr(sandboxes, "docker_missing", lambda: "no docker here")
+    assert problems(factory("calc-v0")) == {}
+    assert capsys.readouterr().err.count("falling back to the process sandbox") == 1
 
 
 class Good(Echo):

@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import DockerBackend, Pool, SandboxLimits
 from agentrl.sandboxes.contract import check_backend
 from agentrl.sandboxes.contract.room import python, sh
-from agentrl.sandboxes.docker.backend import first_daemon
+from agentrl.sandboxes.docker.backend import first_daemon, missing
 from agentrl.sandboxes.docker.container import Demultiplexer
 from agentrl.sandboxes.docker.daemon import Daemon, unreachable
 from agentrl.sandboxes.docker.owner import LABEL, Owner, Uid
@@ -408,6 +408,7 @@ def test_bad_settings_are_refused_before_anything_runs():
         ({"network": "host"}, "network='host'"),
         ({"url": "ssh://me@there"}, "ssh -nNT -L"),
         ({"url": "unix:///a,npipe://b"}, "npipe"),
+        ({"url": " , "}, "names no daemon"),
         ({"lifetime_s": 0}, "lifetime_s=0"),
     ):
         with pytest.raises(ConfigError, match=match):
@@ -458,6 +459,15 @@ def test_images_that_cannot_be_used_are_told_with_their_fix(docker):
     finally:
         remove_images(api, *list(cases)[1:])
     assert not containers(f"agentrl.pid={Owner.me().pid}")
+
+
+def test_an_image_that_somebody_named_is_not_one_that_we_build(docker, monkeypatch):
+    monkeypatch.setenv("AGENTRL_DOCKER_IMAGE", "agentrl-test-none")
+    assert "docker pull agentrl-test-none" in (missing() or "")
+    monkeypatch.setenv("AGENTRL_DOCKER_IMAGE", "agentrl-agent")
+    assert missing() is None
+    monkeypatch.setenv("AGENTRL_DOCKER_URL", ",")
+    assert "names no daemon" in (missing() or "")
 
 
 def test_no_signal_from_inside_reaches_the_deadline_of_a_container(docker):

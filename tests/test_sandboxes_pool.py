@@ -364,6 +364,36 @@ def test_untrusted_code_runs_behind_a_boundary_or_where_it_is_trusted():
     assert open_pool("trusted-process")._trust and not open_pool("process")._trust
 
 
+def test_a_role_that_there_is_not_is_refused():
+    async def main():
+        async with Pool(FakeBackend(), 1).lease("agnt"):
+            pass
+
+    with pytest.raises(ConfigError, match="role='agnt' of a sandbox must be 'agent' or 'grader'"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda box: box.exec("ls -la"), r"\['sh', '-c', 'ls -la'\]"),
+        (lambda box: box.put({"a.txt": "text"}), "file 'a.txt' must be bytes, not str"),
+        (lambda box: box.reset({"a.txt": 5}), "file 'a.txt' must be bytes, not int"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_with_the_right_one(call, match):
+    async def main():
+        box = await ProcessBackend().open("agent", SandboxLimits())
+        try:
+            with pytest.raises(ValueError, match=match):
+                await call(box)
+            await box.ping()
+        finally:
+            await box.close()
+
+    asyncio.run(main())
+
+
 def test_sizes():
     assert default_size(SandboxLimits()) >= 1
     assert default_size(SandboxLimits(memory_mb=10**9)) == 1

@@ -38,7 +38,8 @@ def check_named(env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, s
     """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule here.
 
     Raises:
-        ConfigError: unknown environment, a file that cannot be loaded, or a setting that it does not take.
+        ConfigError: unknown environment, a file that cannot be loaded, a setting that it does not take, or a sandbox
+            that cannot be had.
     """
     try:
         make = factory(env_id, **settings)
@@ -63,7 +64,7 @@ def check_environment(make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox:
 
 def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterator[Finding]:
     env = make()
-    open_pool(sandbox).check_trust(env.untrusted)
+    sandbox = _usable(sandbox, env)
     yield Finding(
         "its id ends in a version, as in name-v0", "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}"
     )
@@ -90,6 +91,13 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
         "bad calls are answered, never a crash", rude, lambda episode: episode.end.ending is not Ending.FAILED
     )
     yield _guarded("gymnasium's check_env passes", lambda: _check_gym(make, sandbox))
+
+
+def _usable(sandbox: str, env: ToolEnv) -> str:
+    """The backend that will serve: one that cannot be had is no fault of the environment, and "auto" is said once."""
+    pool = open_pool(sandbox)
+    pool.check_trust(env.needs_sandbox and env.untrusted)
+    return pool.backend.name if sandbox == "auto" else sandbox
 
 
 def _guarded(rule: str, check: Callable[[], str]) -> Finding:

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split, unreachable
-from agentrl.sandboxes.docker.images import DEFAULT_PATH, Layered, daemon_has, image_of, proxy_image
+from agentrl.sandboxes.docker.images import DEFAULT_PATH, ROLES, Layered, image_of, proxy_image, require_image
 from agentrl.sandboxes.docker.network import Link
 from agentrl.sandboxes.docker.networked import NetworkedSandbox
 from agentrl.sandboxes.docker.owner import Owner, Uid
@@ -189,9 +189,8 @@ def missing() -> str | None:
             if problem := unreachable(url):
                 return problem
             daemon = Daemon(url, Owner.me())
-            for role in ("agent", "grader"):
-                if not daemon_has(daemon, name := image_of(role, None)):
-                    return f"the Docker daemon at {url} has no image {name!r}: make it with `agentrl images build`"
+            for role in ROLES:
+                require_image(daemon, image_of(role, None))
     except (ConfigError, SandboxLost) as error:
         return str(error)
     return None

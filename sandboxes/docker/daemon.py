@@ -46,8 +46,14 @@ def default_url() -> str:
 
 
 def split(url: str) -> list[str]:
-    """The URLs of several daemons."""
-    return [part.strip() for part in url.split(",") if part.strip()]
+    """The URLs of several daemons.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if urls := [part.strip() for part in url.split(",") if part.strip()]:
+        return urls
+    raise ConfigError(f"docker url={url!r} names no daemon: leave it out for the local one, or write unix:///path")
 
 
 def check_url(url: str) -> None:
@@ -86,7 +92,7 @@ def unreachable(url: str) -> str | None:
     except (OSError, ValueError) as error:
         return (
             f"no Docker daemon answers at {url} ({error}): start it with `systemctl start docker`"
-            " (or `dockerd` as root); the Debian package is docker.io"
+            " (or `dockerd` as root; the Debian package is docker.io), or name another socket in DOCKER_HOST"
         )
     return None
 

@@ -112,7 +112,7 @@ def require_image(daemon: Daemon, image: str) -> Any:
         SandboxLost: it has none of this name; the message says how to get it.
     """
     if not daemon_has(daemon, image):
-        fix = f"`docker pull {image}`"
+        fix = f"`docker pull {image}`, or name another one"
         if image in {f"agentrl-{role}" for role in ROLES}:
             fix = "`agentrl images build`, or name your own in AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE"
         raise SandboxLost(f"the Docker daemon at {daemon.url} has no image {image!r}: get it with {fix}")
