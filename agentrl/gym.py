@@ -199,7 +199,9 @@ class GymEnv(gymnasium.Env[str, str]):
             artifacts = await self.env.collect()
         await self._leave()
         messages = (*self._history, message, *step.messages)
-        submission = Submission(task, messages, step.end, artifacts, self._pool)
+        submission = Submission(
+            task, messages, step.end, artifacts, self._pool, untrusted=self.env.untrusted
+        )
         score = await grade(self.env.verifier, submission)
         if score.value is None:
             raise VerifierError(score.why)

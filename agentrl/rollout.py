@@ -168,6 +168,7 @@ async def _judge(setting: Setting, task: Task, key: EpisodeKey, progress: _Progr
         artifacts=progress.artifacts,
         pool=setting.pool,
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
+        untrusted=progress.env.untrusted,
     )
     return await grade(progress.env.verifier, submission)
 

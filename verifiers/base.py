@@ -19,6 +19,7 @@ class Submission:
         artifacts: the declared files that were there, by path; nothing else leaves the agent's sandbox.
         pool: where code is judged (role "grader"); None for verifiers that run none.
         seed: of this grading; random cases and orders come from it.
+        untrusted: whether the environment says that its code is; then no grader runs where there is no boundary.
     """
 
     task: Task
@@ -27,6 +28,7 @@ class Submission:
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
     pool: SandboxPool | None = None
     seed: int = 0
+    untrusted: bool = False
 
     @property
     def answer(self) -> str:
