@@ -201,7 +201,15 @@ class GymEnv(gymnasium.Env[str, str]):
             artifacts = await self.env.collect()
         await self._leave()
         messages = (*self._history, message, *step.messages)
-        submission = Submission(task, messages, step.end, artifacts, self._pool, opening=self._opening)
+        submission = Submission(
+            task,
+            messages,
+            step.end,
+            artifacts,
+            self._pool,
+            opening=self._opening,
+            untrusted=self.env.untrusted,
+        )
         score = await grade(self.env.verifier, submission, self.env.verifier_s)
         if score.value is None:
             raise VerifierError(score.why)

@@ -171,6 +171,7 @@ async def _judge(setting: Setting, task: Task, key: EpisodeKey, progress: _Progr
         pool=setting.pool,
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
         opening=progress.opening,
+        untrusted=progress.env.untrusted,
     )
     return await grade(progress.env.verifier, submission, progress.env.verifier_s)
 

@@ -81,10 +81,10 @@ def direct(host, port, wait=1.0):
     except OSError as error: return "failed"
     return "connected"
 def ask(server, name, wait=1.5):
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.settimeout(wait)
     question = b"".join(bytes([len(part)]) + part for part in name.encode().split(b".")) + b"\\0\\0\\1\\0\\1"
     try:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.settimeout(wait)
         sock.sendto(b"\\1\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + question, (server, 53))
         answer = sock.recv(512)
     except OSError: return "failed"
@@ -249,6 +249,44 @@ print(open("/proc/net/if_inet6").read() or "no IPv6")
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.accept()
+
+
+def test_no_datagram_reaches_this_machine(world):
+    """The bridge of an internal network ends here, address or not: it takes in what is for all, or for any of ours."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listener.bind(("", 0))
+    port = listener.getsockname()[1]
+    code = f"""
+import fcntl
+def mine(kind):
+    try:
+        sock = socket.socket(socket.AF_INET, kind)
+        name = fcntl.ioctl(sock.fileno(), 0x8915, struct.pack("256s", b"eth0"))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        sock.bind((socket.inet_ntoa(name[20:24]), 0))
+        sock.sendto(b"x", ("255.255.255.255", {port}))
+        sock.sendto(b"x", ("224.0.0.1", {port}))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
+        for host in {addresses_of_this_machine()!r}: sock.sendto(b"x", (host, {port}))
+    except OSError as error: return f"failed {{error.errno}}"
+    return "sent"
+print(mine(socket.SOCK_DGRAM), mine(socket.SOCK_DGRAM | socket.SOCK_NONBLOCK), mine(socket.SOCK_SEQPACKET))
+socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 6)
+print(fetch("http://allowed.test/"))
+"""
+
+    async def main():
+        async with opened(world) as box:
+            lines = await run(box, code)
+            assert lines == ["failed 1 failed 1 failed 1", "GET / allowed.test 0 "]
+        await asyncio.sleep(0.2)
+
+    with listener:
+        asyncio.run(main())
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.recv(10)
 
 
 def test_names_that_lead_inside_are_refused(world, monkeypatch):

@@ -118,6 +118,7 @@ def test_a_head_is_written_anew():
         (b"PUT http://a.org/ HTTP/1.1\r\n\r\n", 405),
         (b"GET http://a.org/ HTTP/2\r\n\r\n", 505),
         (b"CONNECT a.org HTTP/1.1\r\n\r\n", 403),
+        (b"CONNECT a.org:80 HTTP/1.1\r\n\r\n", 403),
         (b"CONNECT 127.0.0.1:80 HTTP/1.1\r\n\r\n", 403),
         (b"CONNECT [::1]:80 HTTP/1.1\r\n\r\n", 403),
         (b"GET http://0x7f.1/ HTTP/1.1\r\n\r\n", 403),

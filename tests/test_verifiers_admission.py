@@ -12,7 +12,7 @@ import pytest
 from conftest import require
 
 from agentrl.convert import mbppplus
-from agentrl.errors import SandboxLost
+from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import SandboxLimits, open_pool
 from agentrl.types import Score, Task
 from agentrl.verifiers.admission import admit, admit_task, check_task
@@ -139,3 +139,22 @@ def test_all_of_mbpp_plus(data_dir):
     print(f"{len(tasks)} tasks in {time.monotonic() - began:.0f} s")
     assert refused.keys() == {"Mbpp/737", "Mbpp/787", "Mbpp/794"}, refused
     assert all("stub" in why for why in refused.values())
+
+
+def test_untrusted_references_run_nowhere_without_a_boundary(tmp_path):
+    """Nor do hidden tests and candidates, though a grader is what runs them, before any agent has a sandbox."""
+    mark = tmp_path / "ran"
+    task = task_of(oracle={"files": {"solution.py": f"open({str(mark)!r}, 'w')\n{CODE}"}})
+
+    async def run(kind):
+        pool = open_pool(kind, size=1)
+        try:
+            return await admit([task], hidden_tests(), pool, untrusted=True)
+        finally:
+            await pool.close()
+
+    with pytest.raises(ConfigError, match=r"no boundary.*--trust"):
+        asyncio.run(run("process"))
+    assert not mark.exists()
+    assert asyncio.run(run("trusted-process")) == {}
+    assert mark.exists()

@@ -36,25 +36,30 @@ class Refusal:
     why: str
 
 
-async def admit(tasks: Sequence[Task], verifier: Verifier, pool: SandboxPool | None) -> dict[str, str]:
+async def admit(
+    tasks: Sequence[Task], verifier: Verifier, pool: SandboxPool | None, *, untrusted: bool = False
+) -> dict[str, str]:
     """Check tasks, as many at a time as there are cores and one more; returns id and reason of each refused one.
 
     Time limits are wall time, so more at a time would refuse slow references on a busy machine.
 
     Raises:
+        ConfigError: the tasks' code is `untrusted`, and the pool's sandboxes are no boundary.
         SandboxLost: a grader sandbox died: that says nothing about a task.
     """
     gate = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
 
     async def one(task: Task) -> Refusal | None:
         async with gate:
-            return await admit_task(task, verifier, pool)
+            return await admit_task(task, verifier, pool, untrusted=untrusted)
 
     refusals = await asyncio.gather(*map(one, tasks))
     return {refusal.task_id: refusal.why for refusal in refusals if refusal is not None}
 
 
-async def admit_task(task: Task, verifier: Verifier, pool: SandboxPool | None) -> Refusal | None:
+async def admit_task(
+    task: Task, verifier: Verifier, pool: SandboxPool | None, *, untrusted: bool = False
+) -> Refusal | None:
     """Check one task: statically, then by grading its reference, a stub of it, and its start state.
 
     Raises:
@@ -67,14 +72,14 @@ async def admit_task(task: Task, verifier: Verifier, pool: SandboxPool | None) -
     if reference is None:
         return None
     try:
-        score = await verifier(_submission(task, reference, str(task.oracle.get("answer", "")), pool))
+        score = await verifier(_submission(task, reference, str(task.oracle.get("answer", "")), pool, untrusted))
     except (TaskError, VerifierError) as error:
         return Refusal(task.id, "hidden", str(error))
     if not _passes(score, task):
         why = f"the reference scores {score.value} ({score.why}); mend field oracle or field hidden"
         return Refusal(task.id, "oracle", why)
     for name, artifacts in _idle(task).items():
-        score = await verifier(_submission(task, artifacts, "", pool))
+        score = await verifier(_submission(task, artifacts, "", pool, untrusted))
         if _passes(score, task):
             return Refusal(task.id, "vacuous", f"{name} passes too; let field hidden assert what the task asks for")
     return None
@@ -111,9 +116,11 @@ def _passes(score: Score, task: Task) -> bool:
     return score.value is not None and score.value >= task.threshold
 
 
-def _submission(task: Task, artifacts: Mapping[str, str], answer: str, pool: SandboxPool | None) -> Submission:
+def _submission(
+    task: Task, artifacts: Mapping[str, str], answer: str, pool: SandboxPool | None, untrusted: bool
+) -> Submission:
     files = {path: text.encode() for path, text in artifacts.items()}
-    return Submission(task, (Message.assistant(answer),), EndReason.SUBMITTED, files, pool)
+    return Submission(task, (Message.assistant(answer),), EndReason.SUBMITTED, files, pool, untrusted=untrusted)
 
 
 def _reference(task: Task) -> dict[str, str] | None:

@@ -27,6 +27,7 @@ class Submission:
         pool: where code is judged (role "grader"); None for verifiers that run none.
         seed: of this grading; random cases and orders come from it.
         opening: how many of the messages came from the environment before the policy's first turn.
+        untrusted: whether the environment says that its code is; then no grader runs where there is no boundary.
     """
 
     task: Task
@@ -36,6 +37,7 @@ class Submission:
     pool: SandboxPool | None = None
     seed: int = 0
     opening: int = 0
+    untrusted: bool = False
 
     @property
     def answer(self) -> str:

@@ -18,7 +18,6 @@ from importlib.resources import files
 from typing import Any
 
 from agentrl.errors import VerifierError
-from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.hidden import Cases, Check, Hidden, Tests, read_hidden
@@ -141,11 +140,11 @@ async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget)
         raise VerifierError(f"task {task.id!r}: hidden tests need a sandbox pool, and the submission has none")
     artifacts = {path: submission.artifacts[path] for path in task.artifacts}
     for _ in range(2):
-        evidence, _ = await _run(submission.pool, artifacts, _request(hidden, budget, submission.seed), budget)
+        evidence, _ = await _run(submission, artifacts, _request(hidden, budget, submission.seed), budget)
         if evidence is not None:
             return evidence
     reference = _reference(task)
-    evidence, note = await _run(submission.pool, reference, _request(hidden, budget, submission.seed), budget)
+    evidence, note = await _run(submission, reference, _request(hidden, budget, submission.seed), budget)
     if evidence is None:
         raise VerifierError(f"task {task.id!r}: the judge gave no evidence, not even about the reference ({note})")
     return Evidence("-" * hidden.count, fact="silenced")
@@ -158,12 +157,13 @@ def _reference(task: Task) -> dict[str, bytes]:
 
 
 async def _run(
-    pool: SandboxPool, artifacts: Mapping[str, bytes], request: dict[str, Any], budget: Budget
+    submission: Submission, artifacts: Mapping[str, bytes], request: dict[str, Any], budget: Budget
 ) -> tuple[Evidence | None, str]:
     """Judge once in a fresh sandbox; returns the evidence, or None and how the judge ended."""
     body = encode(request)
     stdin = _runner_packet(request["form"]) + len(body).to_bytes(4, "little") + body
-    async with pool.lease("grader") as sandbox:
+    assert submission.pool is not None
+    async with submission.pool.lease("grader", untrusted=submission.untrusted) as sandbox:
         await sandbox.put(artifacts)
         result = await sandbox.exec(
             [budget.python, "-I", "-S", "-B", "-c", _boot()], stdin=stdin, timeout_s=budget.wall_s + GRACE_S

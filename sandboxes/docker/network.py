@@ -15,6 +15,7 @@ from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.docker.daemon import Daemon
 from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
+from agentrl.sandboxes.docker.profile import profile
 from agentrl.sandboxes.docker.spec import Spec
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.proxy.serve import PORT
@@ -126,6 +127,7 @@ class Linked(Spec):
         # (CVE-2024-29018): it is sent where nobody answers.
         host |= {"NetworkMode": self.network, "Dns": [self.proxy], "DnsSearch": ["."]}
         host["DnsOptions"] = ["timeout:1", "attempts:1"]
+        host["SecurityOpt"] = ["no-new-privileges", f"seccomp={profile(self.limits.needs, streams_only=True)}"]
         host["Sysctls"] |= {"net.ipv6.conf.all.disable_ipv6": "1"}
         addresses = {self.network: {"IPAMConfig": {"IPv4Address": self.address}}}
         return config | {"NetworkDisabled": False, "NetworkingConfig": {"EndpointsConfig": addresses}}

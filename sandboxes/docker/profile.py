@@ -61,17 +61,28 @@ _GROUPS = {
 ALLOWED = tuple(sorted(name for group in _GROUPS.values() for name in group.split()))
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # Linux, with or without 32-bit and old-uname; a question
 _LOW_WORD = 32
+_INTERNET, _TCP = (2, 10), (0, 6)  # families; protocols of a stream: the usual one by its number or by none
+_TYPE, _STREAM = 0xF, 1
 
 
 @functools.cache
-def profile(needs: frozenset[Need] = frozenset()) -> str:
+def profile(needs: frozenset[Need] = frozenset(), streams_only: bool = False) -> str:
     """The profile; the same for every container with the same needs, so a daemon sees one text.
+
+    With `streams_only`, TCP is all that can be spoken to other machines. A bridge has the host on it even where the
+    host has no address there: it takes in what goes to 255.255.255.255 or 224.0.0.1, and, unless it filters by the way
+    back, what is sent to any of its other addresses. A datagram would be there; a connection needs an answer.
 
     Numbers of arguments are compared as 64 bits where the kernel looks at 32: a rule that lists what is good is safe,
     one that says "not this value" would be evaded by a bit above them. So "not 1" is written bit by bit.
     """
     rules = [_allow(ALLOWED), *(_allow(seccomp.PERMITTED[need]) for need in sorted(needs))]
-    rules += [_allow(("socket",), _equals(0, family)) for family in seccomp.LOCAL_FAMILIES]
+    for family in seccomp.LOCAL_FAMILIES:
+        if streams_only and family in _INTERNET:
+            one = (_equals(0, family), _masked(1, _TYPE, _STREAM))
+            rules += [_allow(("socket",), *one, _equals(2, protocol)) for protocol in _TCP]
+        else:
+            rules.append(_allow(("socket",), _equals(0, family)))
     rules += [_allow(("personality",), _equals(0, value)) for value in _PERSONALITIES]
     rules.append(_allow(("clone",), _masked(0, seccomp.NEW_NAMESPACES, 0)))
     rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38})  # ENOSYS: callers then use clone

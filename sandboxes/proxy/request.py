@@ -76,7 +76,10 @@ def _parse(head: bytes) -> Request:
     text = method.decode("ascii")
     if method == b"CONNECT":
         _fields(lines)
-        return Request(text, *_authority(text, target, None), head=b"", body=0)
+        host, port = _authority(text, target, None)
+        if port == _HTTP:  # what goes through a tunnel is not read: any method, any Host, any number of requests
+            raise _BadError(403, "a tunnel to the port of plain http, which goes by GET http://…", text, host, port)
+        return Request(text, host, port, head=b"", body=0)
     if method not in FORWARDED:
         raise _BadError(405, "another method than CONNECT, GET, HEAD or POST", text[:16])
     scheme, mark, rest = target.partition(b"://")
