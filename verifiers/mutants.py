@@ -15,6 +15,7 @@ import ast
 import copy
 import random
 from collections.abc import Iterator, Mapping
+from types import EllipsisType
 
 from agentrl.verifiers.hidden import parse_python
 
@@ -22,6 +23,7 @@ MUTANTS = 12
 """Copies at most of one test: those nearest to what it compares come first."""
 
 Test = ast.FunctionDef | ast.AsyncFunctionDef
+Value = str | bytes | bool | int | float | complex | None
 _Edit = tuple[ast.AST, ast.AST]
 _SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotEq: ast.Eq,
@@ -146,7 +148,7 @@ def _inlined(test: Test, known: Mapping[str, ast.expr]) -> Test:
 
 def _is_literal(node: ast.AST) -> bool:
     try:
-        ast.literal_eval(node)  # type: ignore[arg-type]
+        ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
         return False
     return True
@@ -256,7 +258,7 @@ def _called(node: ast.Call) -> str:
 def changed(node: ast.AST, rng: random.Random) -> ast.expr | None:
     """An expression for another value of the same kind; None if what is written here is no value."""
     if isinstance(node, ast.Constant):
-        return None if node.value is Ellipsis else ast.Constant(_other(node.value, rng))
+        return None if isinstance(node.value, EllipsisType) else ast.Constant(_other(node.value, rng))
     if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
         inner = changed(node.operand, rng)
         return None if inner is None else ast.UnaryOp(node.op, inner)
@@ -302,7 +304,7 @@ def _filled(name: str) -> ast.expr | None:
     return ast.parse(made[name], mode="eval").body if name in made else None
 
 
-def _other(value: object, rng: random.Random) -> object:
+def _other(value: Value, rng: random.Random) -> Value:
     """Another value of the same type and look."""
     if isinstance(value, bool):
         return not value
