@@ -323,10 +323,10 @@ def vendored() -> dict[str, bytes]:
     """The real test runner, compiled, to be put into a box that has none."""
     found: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-            root = Path(importlib.import_module(name).__file__ or "").parent
-            for path in root.rglob("*.py"):
-                inner = path.relative_to(root.parent)
+        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"):
+            place = Path(importlib.import_module(name).__file__ or "")
+            for path in place.parent.rglob("*.py") if place.name == "__init__.py" else (place,):
+                inner = path.relative_to(place.parent.parent if place.name == "__init__.py" else place.parent)
                 few = name == "pygments" and inner.parts[1] in ("lexers", "styles", "formatters")
                 if few and path.stem not in ("__init__", "_mapping", "python", "terminal", "diff", "default"):
                     continue

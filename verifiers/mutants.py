@@ -73,7 +73,7 @@ _USUAL = ("ValueError", "TypeError", "KeyError", "IndexError")
 def mutants(text: str, seed: str) -> dict[str, tuple[Test, list[Test]]]:
     """Tests of a file by name (methods as `Class::test_x`): the test as it is, and wrong copies of it.
 
-    Constants of the module that a test uses are written into both, so that they can be changed for one test. The
+    Constants of the module that only tests use are written into both, so that they can be changed for one test. The
     copies depend on text and seed alone; whether they are wrong indeed is for the reference solution to show.
 
     Raises:
@@ -91,8 +91,14 @@ def mutants(text: str, seed: str) -> dict[str, tuple[Test, list[Test]]]:
 
 
 def composed(text: str, tests: Mapping[str, Test]) -> str:
-    """The file with the named tests put in the place of its own; comments and layout are lost, whatever is put in."""
+    """The file with the named tests put in the place of its own.
+
+    Comments and layout are lost, whatever is put in; so are the constants that `mutants` wrote into the tests, since
+    they would tell which copy is wrong.
+    """
     module = parse_python(text)
+    known = set(map(id, _constants(module).values()))
+    module.body = [node for node in module.body if not (isinstance(node, ast.Assign) and id(node.value) in known)]
     new = {id(test): tests[name] for name, test in _tests(module) if name in tests}
     return ast.unparse(ast.fix_missing_locations(_Replace(new).visit(module)))
 
@@ -125,13 +131,16 @@ def _replaced(test: Test, place: int, new: ast.AST) -> Test:
 
 
 def _constants(module: ast.Module) -> dict[str, ast.expr]:
-    """Names that a module binds once, to a literal."""
-    stored = [node.id for node in ast.walk(module) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    """Names that a module binds once, to a literal, and that nothing but its tests reads."""
+    names = [node for node in ast.walk(module) if isinstance(node, ast.Name)]
+    stored = [node.id for node in names if isinstance(node.ctx, ast.Store)]
+    in_tests = {id(node) for _, test in _tests(module) for node in ast.walk(test)}
+    elsewhere = {node.id for node in names if isinstance(node.ctx, ast.Load) and id(node) not in in_tests}
     known = {}
     for node in module.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if stored.count(name) == 1 and _is_literal(node.value):
+            if stored.count(name) == 1 and name not in elsewhere and _is_literal(node.value):
                 known[name] = node.value
     return known
 
