@@ -105,7 +105,7 @@ def test_attacks_earn_nothing_and_honest_work_everything(form):
 
 @pytest.mark.parametrize("form", HIDDEN)
 def test_attacks_that_last_earn_nothing(form):
-    check_scores("bubblewrap", form, sorted(LASTING), wall_s=1.0)
+    check_scores("bubblewrap", form, sorted(LASTING), wall_s=3.0)
 
 
 @pytest.mark.parametrize("form", HIDDEN)
@@ -117,7 +117,7 @@ def test_a_handful_of_attacks_earn_nothing_on_docker(form):
 @pytest.mark.parametrize("form", HIDDEN)
 def test_all_attacks_earn_nothing_on_docker(form):
     check_scores("docker", form, [name for name in ATTACKS if name not in LASTING])
-    check_scores("docker", form, sorted(LASTING), wall_s=1.0)
+    check_scores("docker", form, sorted(LASTING), wall_s=3.0)
 
 
 QUICK = [name for name in FOOLED_BY if not WEAK[FOOLED_BY[name]].with_pytest]
@@ -130,6 +130,7 @@ def test_every_attack_fools_the_verifier_with_its_hole(names):
     assert [name for name, taken in accepted.items() if not taken] == []
 
 
+@pytest.mark.long
 def test_a_weak_verifier_is_a_verifier_all_the_same():
     """It takes honest work and refuses a stub, so that what fools it is the attack."""
     stub = ATTACKS["nothing"][1]

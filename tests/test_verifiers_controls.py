@@ -218,6 +218,15 @@ def test_a_test_without_a_control_and_a_wrong_reference_are_the_tasks_fault():
         scores(task_of("from solution import total\n\ndef test_a():\n    assert total([1]) == 5\n", HONEST), HONEST)
 
 
+def test_tests_that_lean_on_each_other_are_the_tasks_fault():
+    text = (
+        "from solution import total\nSEEN = []\n\ndef test_a():\n    assert total([1]) == 1\n    SEEN.append(1)\n\n"
+        "def test_b():\n    assert total(SEEN) == 1\n"
+    )
+    with pytest.raises(TaskError, match="test_b depends on whether other tests pass"):
+        scores(task_of(text.replace("= []", "= list()"), HONEST), HONEST)
+
+
 def mbpp_as_tests(row: dict, asserts: list[str]) -> Task:
     """A row of MBPP whose assertions are test functions that import the candidate."""
     setup = "\n".join(["from solution import *", *row["test_imports"]])

@@ -213,7 +213,7 @@ WEAK: dict[str, Weak] = {
         reads=("logs/verifier/reward.txt",),
     ),
     "reward file read late": alone(
-        "if python3 test_hidden.py; then echo 1 > reward.txt; else echo 0 > reward.txt; fi; sleep 0.4",
+        "if python3 test_hidden.py; then echo 1 > reward.txt; else echo 0 > reward.txt; fi; sleep 1",
         reward_file,
         reads=("reward.txt",),
     ),
@@ -227,8 +227,8 @@ WEAK: dict[str, Weak] = {
     "parser in the work area": alone(
         "python3 test_hidden.py > log; python3 grader/parser.py", resolved, world={"grader/parser.py": PARSER}
     ),
-    "tests uploaded early": alone("sleep 0.5; python3 test_hidden.py"),
-    "only a clean no is a no": alone(verdict=unless_a_clean_no, timeout_s=1.5),
+    "tests uploaded early": alone("sleep 1; python3 test_hidden.py"),
+    "only a clean no is a no": alone(verdict=unless_a_clean_no, timeout_s=4),
     "copies what a link points to": alone(
         "mkdir judged && cp -L solution.py judged/ && cp test_hidden.py judged/ && cd judged && python3 test_hidden.py",
         files={"test_hidden.py": ALONE, "oracle/solution.py": HONEST},

@@ -73,7 +73,8 @@ async def make_copies(task: Task, hidden: Tests, judge: Judge) -> Copies:
     """Copies of all tests, each shown by the reference: it passes every test, and fails what is kept as wrong.
 
     Raises:
-        TaskError: the reference fails a test, or no wrong copy of a test is failed by it.
+        TaskError: the reference fails a test, or no wrong copy of a test is failed by it, or tests depend on each
+            other, so that a wrong one makes a true one fail.
     """
     found = {
         f"{name}::{test}": copies
@@ -98,7 +99,15 @@ async def make_copies(task: Task, hidden: Tests, judge: Judge) -> Copies:
             f"task {task.id!r}: field hidden.tests: nothing that {bare[0]} compares could be made wrong, so code that "
             "reports for its tests could not be told from right code; write what it expects as literals"
         )
-    return Copies(hidden.tests, hidden.ids, plain, tuple(map(tuple, wrong)))
+    made = Copies(hidden.tests, hidden.ids, plain, tuple(map(tuple, wrong)))
+    for files, wanted in made.rounds(random.Random(task.fingerprint())):
+        outcomes = await judge(files)
+        if torn := [test_id for test_id, a, b in zip(hidden.ids, outcomes, wanted, strict=True) if a != b]:
+            raise TaskError(
+                f"task {task.id!r}: field hidden.tests: the outcome of {torn[0]} depends on whether other tests pass; "
+                "let each test set up and clean up for itself"
+            )
+    return made
 
 
 class Kept:
