@@ -23,6 +23,10 @@ CODE = "def f(x):\n    return x + 1\n"
 CASES = {"entry_point": "f", "cases": [{"args": [1], "expected": 2}]}
 
 
+def with_test(body: str) -> dict:
+    return {"tests": {"test_x.py": f"from solution import f\ndef test_a():\n{body}"}}
+
+
 def task_of(**fields) -> Task:
     return Task(
         **({"id": "t", "instruction": "x", "hidden": CASES, "oracle": {"files": {"solution.py": CODE}}} | fields)
@@ -56,6 +60,11 @@ def admission(task: Task, verifier=None):
         ({"hidden": {"entry_point": "f", "check": "def check(c:"}}, "hidden", "not Python"),
         ({"hidden": {"entry_point": "f", "check": "x = 1"}}, "hidden", "check"),
         ({"hidden": {"tests": {"test_x.py": "def helper(): pass"}}}, "hidden", "no test"),
+        ({"hidden": with_test("    f(1)\n")}, "vacuous", "asserts nothing"),
+        ({"artifacts": ("solution.py", "tests/conftest.py")}, "artifacts", "conftest.py"),
+        ({"artifacts": ("solution.py", "x.dist-info/entry_points.txt")}, "artifacts", "dist-info"),
+        ({"artifacts": ("solution.py", "PYTEST.INI")}, "artifacts", "pytest.ini"),
+        ({"artifacts": ("solution.py", "pkg"), "files": {"pkg/a.py": ""}}, "artifacts", "directory 'pkg'"),
     ],
 )
 def test_what_can_be_seen_without_running(fields, kind, words):
@@ -80,9 +89,11 @@ def test_what_can_be_seen_without_running(fields, kind, words):
         ),
         ({"hidden": {"entry_point": "f", "check": "def check(c):\n    c(1)\n"}}, "vacuous", "stub"),
         ({"hidden": {"entry_point": "f", "check": "import nosuch\ndef check(c):\n    c(1)\n"}}, "hidden", "nosuch"),
-        ({"hidden": {"tests": {"test_x.py": "from solution import f\ndef test_a():\n    f(1)\n"}}}, "vacuous", "stub"),
         ({"files": {"solution.py": CODE}}, "vacuous", "unchanged start state"),
         ({"threshold": 1.5}, "oracle", "scores 1.0"),
+        ({"hidden": with_test("    assert f(1) == 3\n")}, "oracle", "test_x.py::test_a"),
+        ({"hidden": with_test("    want = [f(x) for x in (1, 2)]\n    assert want == want\n")}, "hidden", "literals"),
+        ({"hidden": with_test("    assert f(1) != 5\n")}, "vacuous", "stub"),
     ],
 )
 def test_what_running_shows(fields, kind, words):

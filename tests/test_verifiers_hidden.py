@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 
@@ -36,8 +37,11 @@ def task_of(hidden: dict, oracle: str = HONEST) -> Task:
     return Task(id="plus-one", instruction="Add one.", hidden=hidden, oracle={"files": {"solution.py": oracle}})
 
 
+verifier_of = functools.cache(hidden_tests)
+
+
 def judge(pool: object, task: Task, code: str, **settings: float) -> Coroutine[object, object, Score]:
-    verifier = hidden_tests(**({"call_s": 2.0, "wall_s": 5.0} | settings))
+    verifier = verifier_of(**({"call_s": 2.0, "wall_s": 5.0} | settings))
     files = {"solution.py": code.encode()}
     return verifier(Submission(task, (), EndReason.SUBMITTED, files, pool))
 
@@ -70,7 +74,7 @@ def test_honest_passes_and_every_plain_attack_fails(backend, form):
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "process"])
-@pytest.mark.parametrize("form", ["cases", "check"])
+@pytest.mark.parametrize("form", FORMS)
 def test_attacks_on_a_shared_process_find_nothing(backend, form):
     scores = run_all(backend, task_of(FORMS[form]), SPLIT)
     assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
@@ -83,7 +87,7 @@ def test_what_lasts_is_ended(form):
     assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
 
 
-@pytest.mark.parametrize("form", ["cases", "check"])
+@pytest.mark.parametrize("form", FORMS)
 def test_the_judge_cannot_be_read_or_silenced(form, monkeypatch):
     monkeypatch.setattr("agentrl.verifiers.hidden_tests.GRACE_S", 1.5)
     scores = run_all("bubblewrap", task_of(FORMS[form]), PROC, call_s=0.5, wall_s=1.0)
@@ -209,8 +213,9 @@ def test_tests_form_runs_classes_parameters_and_helpers_of_pytest():
 
 @pytest.mark.parametrize("body", ["pytest.skip()", "assert f(1) == 3", "import os; os._exit(0)"])
 def test_a_test_passes_by_returning_only(body):
-    text = f"import pytest\nfrom solution import f\ndef test_a():\n    {body}\ndef test_b():\n    pass\n"
-    assert run_one(task_of({"tests": {"test_f.py": text}}), HONEST).value == 0.0
+    text = f"import pytest\nfrom solution import f\ndef test_a():\n    {body}\ndef test_b():\n    assert f(1) == 2\n"
+    with pytest.raises(TaskError, match=r"field oracle fails .*test_a"):
+        run_one(task_of({"tests": {"test_f.py": text}}), HONEST)
 
 
 @pytest.mark.parametrize(

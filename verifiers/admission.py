@@ -17,6 +17,7 @@ from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, Verifier
 from agentrl.verifiers.hidden import Tests, parse_python, read_hidden
+from agentrl.verifiers.mutants import mutants
 
 Kind = Literal["hidden", "oracle", "artifacts", "vacuous"]
 _CODE = {"cases", "check", "tests"}
@@ -74,7 +75,7 @@ async def admit_task(
     try:
         score = await verifier(_submission(task, reference, str(task.oracle.get("answer", "")), pool, untrusted))
     except (TaskError, VerifierError) as error:
-        return Refusal(task.id, "hidden", str(error))
+        return Refusal(task.id, "oracle" if "field oracle" in str(error) else "hidden", str(error))
     if not _passes(score, task):
         why = f"the reference scores {score.value} ({score.why}); mend field oracle or field hidden"
         return Refusal(task.id, "oracle", why)
@@ -102,6 +103,10 @@ def _check_code(task: Task) -> Refusal | None:
     given = task.oracle.get("files")
     if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
         return Refusal(task.id, "oracle", "field oracle.files must map paths to text; give the reference solution")
+    for path in task.artifacts:
+        if any(other.startswith(f"{path}/") for other in (*task.files, *given, *task.artifacts)):
+            why = f"field artifacts names the directory {path!r}; name the files in it that are judged"
+            return Refusal(task.id, "artifacts", why)
     lacking = [path for path in task.artifacts if path not in given]
     if lacking:
         why = f"field artifacts declares {lacking[0]!r}, which is no file of field oracle.files; add it or take it out"
@@ -109,6 +114,18 @@ def _check_code(task: Task) -> Refusal | None:
     if not isinstance(hidden, Tests) and hidden.entry_point not in _names(given[hidden.path]):
         why = f"field hidden.entry_point is {hidden.entry_point!r}, which the oracle's {hidden.path} does not define"
         return Refusal(task.id, "oracle", why)
+    if isinstance(hidden, Tests) and (idle := _never_asserts(hidden)):
+        return Refusal(
+            task.id, "vacuous", f"field hidden.tests: {idle} asserts nothing; let it compare, or take it out"
+        )
+    return None
+
+
+def _never_asserts(hidden: Tests) -> str | None:
+    for name, text in hidden.tests.items():
+        for test, (_, wrong) in mutants(text, "").items():
+            if not wrong:
+                return f"{name}::{test}"
     return None
 
 

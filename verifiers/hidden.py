@@ -6,6 +6,7 @@ import ast
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from agentrl.errors import TaskError
@@ -17,6 +18,19 @@ _KEYS = {
     "check": {"entry_point", "check"},
     "tests": {"tests"},
 }
+
+
+REFUSED_NAMES = (
+    *("conftest.py", "*.pth", "sitecustomize.py", "usercustomize.py", "pytest.ini", "pyproject.toml", "setup.cfg"),
+    *("tox.ini", "*.dist-info", "*.egg-info", "__pycache__", "*.pyc"),
+)
+"""What an interpreter or a test runner loads by itself; no artifact may be called so, nor lie in such a folder."""
+
+
+def refused_name(path: str) -> str | None:
+    """The part of a path that no artifact may have; None if there is none."""
+    parts = (part for part in path.lower().split("/"))
+    return next((part for part in parts if any(fnmatchcase(part, name) for name in REFUSED_NAMES)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,9 @@ def read_hidden(task: Task) -> Hidden:
         TaskError: it has none of the three forms, or is empty, or cannot be run; the message names task, field and fix.
     """
     hidden = task.hidden
+    for path in task.artifacts:
+        if (name := refused_name(path)) is not None:
+            raise _error(task, "artifacts", f"names {path!r}: {name!r} is loaded by interpreters and test runners")
     form = next((name for name in _KEYS if name in hidden), None)
     if form is None:
         raise _error(task, "hidden", f"has keys {sorted(hidden)}; give entry_point with cases or check, or tests")

@@ -12,7 +12,7 @@ import marshal
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.errors import VerifierError
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
+from agentrl.verifiers.controls import Copies, Kept
 from agentrl.verifiers.hidden import Cases, Check, Hidden, Tests, read_hidden
 from agentrl.verifiers.runner.codec import CodecError, decode, encode
 
@@ -38,6 +39,7 @@ _FACTS = {
     "memory": "an answer of the candidate was too large",
     "unexpected_test": "tests were reported that do not exist",
     "silenced": "the candidate ended the judge, which judges the reference without trouble",
+    "control": "a test was reported as passed while what it expected was false",
 }
 
 
@@ -86,7 +88,7 @@ def hidden_tests(
     Args:
         call_s: seconds that one call of the candidate (or loading its file) may take; beyond them the score is 0.
             Waiting for a processor that others use does not count, sleeping does.
-        wall_s: seconds for all of them; beyond them the score is 0.
+        wall_s: seconds for all of them (for each copy of `tests`); beyond them the score is 0.
         partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that share.
         python: interpreter inside the grader sandbox.
 
@@ -94,18 +96,49 @@ def hidden_tests(
     SandboxLost if the grader sandbox died: never a number for these.
     """
     budget = Budget(call_s, wall_s, python)
+    kept = Kept()
 
     async def verify(submission: Submission) -> Score:
         hidden = read_hidden(submission.task)
         missing = [path for path in submission.task.artifacts if path not in submission.artifacts]
         if missing:
             return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
-        evidence = await _find_evidence(submission, hidden, budget)
-        if evidence.broken:
-            raise VerifierError(f"task {submission.task.id!r}: {evidence.broken}")
+        if isinstance(hidden, Tests):
+            evidence = await _controlled(submission, await _copies(submission, hidden, budget, kept), budget)
+        else:
+            evidence = await _find_evidence(submission, hidden, budget)
         return score(evidence, partial)
 
     return verify
+
+
+async def _copies(submission: Submission, hidden: Tests, budget: Budget, kept: Kept) -> Copies:
+    task = submission.task
+    reference = replace(submission, artifacts=_reference(task))
+
+    async def judge(tests: Mapping[str, str]) -> str:
+        return (await _find_evidence(reference, Tests(tests, hidden.ids), budget)).outcomes
+
+    return await kept.copies(task, hidden, judge)
+
+
+async def _controlled(submission: Submission, copies: Copies, budget: Budget) -> Evidence:
+    """The evidence of true and of wrong copies taken together: p is a test that was right about every copy.
+
+    It ends where no test can count any more: a candidate that ends a process or meets a limit gets nothing.
+    """
+    outcomes, calls, forged = ["p"] * len(copies.ids), 0, False
+    for tests, wanted in copies.rounds(random.SystemRandom()):
+        evidence = await _find_evidence(submission, Tests(tests, copies.ids), budget)
+        calls += evidence.calls
+        if evidence.fact or evidence.survived:
+            return replace(evidence, outcomes="-" * len(copies.ids), calls=calls)
+        pairs = list(zip(evidence.outcomes, wanted, strict=True))
+        forged = forged or ("p", "f") in pairs
+        outcomes = [known if seen == want else "f" for known, (seen, want) in zip(outcomes, pairs, strict=True)]
+        if "p" not in outcomes:
+            break
+    return Evidence("".join(outcomes), fact="control" if forged else "", calls=calls)
 
 
 def score(evidence: Evidence, partial: bool = False) -> Score:
@@ -133,7 +166,7 @@ async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget)
     then speaks about the reference solution but not about the candidate, it was the candidate.
 
     Raises:
-        VerifierError: the judge is silent about the reference too.
+        VerifierError: the judge is silent about the reference too, or the hidden material is broken.
     """
     task = submission.task
     if submission.pool is None:
@@ -141,6 +174,8 @@ async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget)
     artifacts = {path: submission.artifacts[path] for path in task.artifacts}
     for _ in range(2):
         evidence, _ = await _run(submission, artifacts, _request(hidden, budget, submission.seed), budget)
+        if evidence is not None and evidence.broken:
+            raise VerifierError(f"task {task.id!r}: {evidence.broken}")
         if evidence is not None:
             return evidence
     reference = _reference(task)
