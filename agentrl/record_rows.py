@@ -25,7 +25,7 @@ def episode_row(episode: Episode) -> Row:
         "task": {name: getattr(task, name) for name in TaskView.model_fields},
         "start": episode.start,
         "end": episode.end.value,
-        "score": {"value": score.value, "parts": dict(score.parts), "why": score.why},
+        "score": _score_row(score),
         "counts": {**vars(counts), "by_tool": dict(counts.by_tool)},
         "messages": [_message_row(message) for message in episode.messages],
         "segments": [_segment_row(segment) for segment in segments],
@@ -34,6 +34,11 @@ def episode_row(episode: Episode) -> Row:
         "side_effects": dict(episode.side_effects),
         "failure": episode.failure,
     }
+
+
+def _score_row(score: Score) -> Row:
+    row: Row = {"value": score.value, "parts": dict(score.parts), "why": score.why}
+    return row if score.unshaped is None else {**row, "unshaped": score.unshaped}
 
 
 def _message_row(message: Message) -> Row:

@@ -108,7 +108,7 @@ def _check_code(task: Task) -> Refusal | None:
 
 
 def _passes(score: Score, task: Task) -> bool:
-    return score.value is not None and score.value >= task.threshold
+    return score.verdict is not None and score.verdict >= task.threshold
 
 
 def _submission(task: Task, artifacts: Mapping[str, str], answer: str, pool: SandboxPool | None) -> Submission:
