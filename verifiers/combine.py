@@ -1,7 +1,7 @@
 """Verifiers made of verifiers.
 
-Each part has a name. Its value is logged in `Score.parts` under that name, its own parts under `name/part`. Where a part
-has no value, or its machinery fails, the whole has none, and says which part it was: a failure is never a number.
+Each part has a name. Its value is logged in `Score.parts` under that name, its own parts under `name/part`. Where a
+part has no value, or its machinery fails, the whole has none, and says which part it was: a failure is never a number.
 What is combined is verdicts: shaping is added to the whole, and a shaped part is refused.
 """
 

@@ -34,7 +34,8 @@ def _search(
     due = deque([start])
     while due:
         want = due.popleft()
-        for got in range(len(gots)):
+        for step in range(len(gots)):
+            got = (want + step) % len(gots)  # lists in a like order meet their partners at once
             if got in reached or not fits(wants[want], gots[got]):
                 continue
             reached[got] = want

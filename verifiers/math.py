@@ -23,12 +23,15 @@ from agentrl.errors import ConfigError, VerifierError
 from agentrl.types import Json
 from agentrl.verifiers.text import TextVerifier, last_boxed, on_answer
 
+Request = tuple[str, str | None, float]
+"""What is expected, what was answered (None: only look whether the expectation can be read), and `cpu_s`."""
+
 LONGEST = 2000
 WALL_S = 300.0
 _WORKER = Path(__file__).with_name("math_worker.py")
 
 
-def math_answer() -> TextVerifier:
+def math_answer(*, cpu_s: float = 5.0) -> TextVerifier:
     """A verifier: 1.0 if the final answer equals `hidden["answer"]` (LaTeX or plain) mathematically, else 0.0.
 
     The final answer is looked for after the last `####`: there, or else in the whole text, it is the last `\\boxed{}`;
@@ -36,18 +39,21 @@ def math_answer() -> TextVerifier:
     or without its box. What counts as equal is math-verify's: 1/2, 0.5 and \\frac12 are, x=5 and 5, 50\\% and 50, and
     5 with and without a unit.
 
-    An answer that is no mathematics, that is longer than 2,000 characters in its box, or takes more than 5 s of
-    processor time or 1 GB of memory to compare is wrong.
+    An answer that is no mathematics, that is longer than 2,000 characters in its box, or takes more than `cpu_s` seconds
+    of processor time or 1 GB of memory to compare is wrong.
 
     The verifier raises TaskError if the expected answer cannot be read, ConfigError without math-verify, and
     VerifierError if the comparing process is broken.
     """
 
+    if not 0 < cpu_s < WALL_S:
+        raise ConfigError(f"cpu_s={cpu_s} must be positive and below {WALL_S:g}")
+
     async def match(answer: str, expected: Json) -> bool:
         gold, target = _gold(expected), _target(answer)
-        found = await _workers().ask(gold, target)
+        found = await _workers().ask((gold, target, cpu_s))
         if "ended" in found and target is not None:
-            found = await _workers().ask(gold, None)
+            found = await _workers().ask((gold, None, cpu_s))
         if not found.get("readable"):
             raise ValueError(f"is {expected!r}, which math-verify cannot read; give a mathematical expression")
         return bool(found["equal"])
@@ -95,7 +101,7 @@ class _Worker:
         )
         self._read()
 
-    def ask(self, gold: str, target: str | None) -> dict[str, Any]:
+    def ask(self, request: Request) -> dict[str, Any]:
         """What the process finds, or how its child ended.
 
         Raises:
@@ -103,7 +109,7 @@ class _Worker:
         """
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps([gold, target]) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except OSError as error:
             raise VerifierError(f"the process that compares mathematics is gone: {error}") from error
@@ -141,17 +147,17 @@ class _Workers:
         self._owner = os.getpid()
         atexit.register(self.close)
 
-    async def ask(self, gold: str, target: str | None) -> dict[str, Any]:
+    async def ask(self, request: Request) -> dict[str, Any]:
         """See `_Worker.ask`; the loop is free meanwhile."""
-        return await asyncio.wrap_future(self._threads.submit(self._ask, gold, target))
+        return await asyncio.wrap_future(self._threads.submit(self._ask, request))
 
-    def _ask(self, gold: str, target: str | None) -> dict[str, Any]:
+    def _ask(self, request: Request) -> dict[str, Any]:
         worker: _Worker | None = getattr(self._mine, "worker", None)
         if worker is None:
             worker = self._mine.worker = _Worker()
             self._all.add(worker)
         try:
-            return worker.ask(gold, target)
+            return worker.ask(request)
         except VerifierError:
             self._mine.worker = None
             self._all.discard(worker)

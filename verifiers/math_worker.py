@@ -1,6 +1,6 @@
 """The process in which math-verify compares answers; it runs as a script, apart from the library.
 
-Standard input has one JSON list `[gold, target]` a line; standard output answers each with one JSON object. Each
+Standard input has one JSON list `[gold, target, cpu_s]` a line; standard output answers each with one JSON object. Each
 comparison is a child of its own, forked from this warm process: what an answer does to memory, caches or the clock ends
 with it. The limits are the kernel's, so that no computation in C outlasts them, and they count processor time, so that
 a busy machine changes no verdict.
@@ -19,7 +19,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-CPU_S = 5.0
 MEMORY_BYTES = 1 << 30
 _PR_SET_PDEATHSIG = 1
 
@@ -47,12 +46,12 @@ def compare(library: Any, gold: str, target: str | None) -> dict[str, bool]:
     return {"readable": True, "equal": bool(library.verify(golds, targets, timeout_seconds=None))}
 
 
-def _answer(library: Any, gold: str, target: str | None) -> dict[str, Any]:
+def _answer(library: Any, gold: str, target: str | None, cpu_s: float) -> dict[str, Any]:
     """What a child finds, or how it ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        _be_child(library, gold, target, writing)
+        _be_child(writing, cpu_s, library, gold, target)
     os.close(writing)
     with open(reading, "rb") as stream:
         found = stream.read()
@@ -64,12 +63,12 @@ def _answer(library: Any, gold: str, target: str | None) -> dict[str, Any]:
     return {"ended": f"exit code {status}"}
 
 
-def _be_child(library: Any, gold: str, target: str | None, writing: int) -> None:
+def _be_child(writing: int, cpu_s: float, library: Any, gold: str, target: str | None) -> None:
     try:
         _die_with_parent()
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # nobody handles SIGPROF, so the kernel ends this process
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # nobody handles SIGPROF, so the kernel ends this process
         os.write(writing, json.dumps(compare(library, gold, target)).encode())
     finally:
         os._exit(0)

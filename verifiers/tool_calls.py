@@ -1,7 +1,7 @@
 """Tool calls against the calls that a task permits, after the AST check of the Berkeley Function-Calling Leaderboard.
 
-`hidden["calls"]` lists the expected calls, each `{name: {argument: [permitted values]}}`, as BFCL's `ground_truth` does;
-an empty list demands that no call is made. `hidden["functions"]`, if given, holds their declarations (BFCL's
+`hidden["calls"]` lists the expected calls, each `{name: {argument: [permitted values]}}`, as BFCL's `ground_truth`.
+An empty list demands that no call is made. `hidden["functions"]`, if given, holds their declarations (BFCL's
 `function`), from which types and required arguments are read. The rules are in the docstring of `tool_calls`.
 """
 
