@@ -23,6 +23,9 @@ from agentrl.verifiers.base import Submission
 from agentrl.verifiers.math import math_answer
 
 
+ONE = ("\\boxed{1}", "\\boxed{1}", 5.0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def workers():
     """The warm processes, ended with this module."""
@@ -127,23 +130,19 @@ def test_it_works_on_a_loop_in_a_thread():
     assert found == [1.0, 0.0]
 
 
-def test_a_dead_worker_is_a_named_failure_and_the_next_one_works():
-    judge(*[("1", "1")] * 8)
-    dead = list(library._workers()._all)
-    for worker in dead:
+def test_a_dead_worker_is_a_named_failure_and_the_next_one_works(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    workers = library._Workers()
+    try:
+        assert asyncio.run(workers.ask(ONE))["equal"] is True
+        (worker,) = workers._all
         os.kill(worker._process.pid, signal.SIGKILL)
         worker._process.wait()
-    for _ in dead:
         with pytest.raises(VerifierError, match="compares mathematics"):
-            judge(*[("1", "1")] * 8)
-    for _ in range(10):
-        try:
-            assert judge(("1", "1")) == [1.0]
-            break
-        except VerifierError:
-            continue
-    else:
-        pytest.fail("no worker came back")
+            asyncio.run(workers.ask(ONE))
+        assert asyncio.run(workers.ask(ONE))["equal"] is True
+    finally:
+        workers.close()
 
 
 def test_a_worker_that_does_not_answer_is_a_named_failure(monkeypatch):
@@ -156,7 +155,7 @@ def test_a_worker_that_does_not_answer_is_a_named_failure(monkeypatch):
         text=True,
     )
     with pytest.raises(VerifierError, match="in time"):
-        worker.ask(("1", "1", 5.0))
+        worker.ask(ONE)
     assert worker._process.returncode is not None
 
 
@@ -165,7 +164,7 @@ def test_a_kill_from_outside_is_no_verdict(monkeypatch):
     monkeypatch.setattr(worker, "_read", lambda: {"ended": "SIGKILL"})
     try:
         with pytest.raises(VerifierError, match="memory"):
-            worker.ask(("1", "1", 5.0))
+            worker.ask(ONE)
     finally:
         worker.close()
 

@@ -39,8 +39,8 @@ def math_answer(*, cpu_s: float = 5.0) -> TextVerifier:
     or without its box. What counts as equal is math-verify's: 1/2, 0.5 and \\frac12 are, x=5 and 5, 50\\% and 50, and
     5 with and without a unit.
 
-    An answer that is no mathematics, that is longer than 2,000 characters in its box, or takes more than `cpu_s` seconds
-    of processor time or 1 GB of memory to compare is wrong.
+    An answer that is no mathematics, that is longer than 2,000 characters in its box, or takes more than 1 GB of memory
+    or `cpu_s` seconds of processor time to compare is wrong.
 
     The verifier raises TaskError if the expected answer cannot be read, ConfigError without math-verify, and
     VerifierError if the comparing process is broken.
