@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from helpers import wait_for
 
 pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'agentrl[math]'")
 
@@ -21,7 +23,6 @@ from agentrl.verifiers import math as library
 from agentrl.verifiers import math_worker
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.math import math_answer
-
 
 ONE = ("\\boxed{1}", "\\boxed{1}", 5.0)
 
@@ -173,6 +174,27 @@ def test_a_kill_from_outside_is_no_verdict(monkeypatch):
 def test_a_limit_that_is_none_is_refused(cpu_s):
     with pytest.raises(ConfigError, match="cpu_s"):
         math_answer(cpu_s=cpu_s)
+
+
+def test_a_killed_process_leaves_no_worker_behind():
+    code = """
+import asyncio, os
+from agentrl.verifiers import math
+workers = math._workers()
+asyncio.run(workers.ask(("1", "1", 5.0)))
+print(*(worker._process.pid for worker in workers._all), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    (pid,) = done.stdout.split()
+    wait_for(lambda: not is_running(pid))
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -23,7 +23,7 @@ from typing import Any
 MEMORY_BYTES = 1 << 30
 _PR_SET_PDEATHSIG = 1
 _USUAL = ("\\frac{1}{2}", "x^2+2x", "(1, 2)", "[0,\\infty)", "3\\sqrt{2}-i", "x = 5", "\\text{Mary}", "\\pi")
-"""Compared at the start: children inherit the parser's tables and whatever is imported late, which halves their work."""
+"""Compared at the start: children inherit the parser's tables and what is imported late, which halves their work."""
 
 
 def main() -> None:

@@ -12,26 +12,37 @@ import sys
 MOST_BYTES = 900_000
 
 
+class TooLarge(Exception):
+    """There is more than anybody would compare."""
+
+
 def main(database: str, out: str) -> None:
     """Write `{"tables": {name: [row]}, "others": ["trigger name"]}`, or `{"error": why}`, to the file `out`."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro&immutable=1", uri=True)) as connection:
-            text = json.dumps(dump(connection))
+            found = dump(connection)
+    except TooLarge:
+        found = {"error": f"its rows take more than {MOST_BYTES:,} bytes"}
     except (sqlite3.Error, OverflowError, MemoryError) as error:
-        text = json.dumps({"error": f"it is no readable database: {type(error).__name__}"})
-    if len(text) > MOST_BYTES:
-        text = json.dumps({"error": f"its rows take more than {MOST_BYTES:,} bytes"})
+        found = {"error": f"it is no readable database: {type(error).__name__}"}
     with open(out, "w") as stream:
-        stream.write(text)
+        json.dump(found, stream)
 
 
 def dump(connection: sqlite3.Connection) -> dict[str, object]:
-    """Rows of every plain table, and the names of all that acts on tables or looks like one."""
+    """Rows of every plain table, and the names of all that acts on tables or looks like one.
+
+    Raises:
+        TooLarge: all rows together are.
+        sqlite3.Error: it is no database.
+    """
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA query_only = ON")
+    if hasattr(connection, "setlimit"):  # from Python 3.11 on
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
     connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     tables: dict[str, list[dict[str, object]]] = {}
-    others = []
+    others, size = [], 0
     schema = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
     for kind, name, sql in schema:
         if kind == "index" or name.startswith("sqlite_"):
@@ -41,7 +52,12 @@ def dump(connection: sqlite3.Connection) -> dict[str, object]:
             continue
         rows = connection.execute('SELECT * FROM "{}"'.format(name.replace('"', '""')))
         columns = [column[0] for column in rows.description]
-        tables[name] = [dict(zip(columns, map(plain, row), strict=True)) for row in rows]
+        tables[name] = []
+        for row in rows:
+            tables[name].append(dict(zip(columns, map(plain, row), strict=True)))
+            size += len(json.dumps(tables[name][-1]))
+            if size > MOST_BYTES:
+                raise TooLarge
     return {"tables": tables, "others": others}
 
 
