@@ -160,6 +160,24 @@ def test_a_worker_that_does_not_answer_is_a_named_failure(monkeypatch):
     assert worker._process.returncode is not None
 
 
+def test_a_child_that_ends_is_replaced_and_answers_stay_with_their_questions():
+    """The tower ends its child; a worker that goes out of step would answer with what was asked before."""
+    worker = library._Worker()
+    tower, wrong = ("\\boxed{1}", "\\boxed{9^{9^9}}", 0.2), ("\\boxed{1}", "\\boxed{2}", 5.0)
+    try:
+        for request, found in [(ONE, True), (tower, None), (ONE, True), (wrong, False), (tower, None), (wrong, False)]:
+            answer = worker.ask(request)
+            assert answer.get("equal") is found
+            assert answer.get("ended") == ("SIGPROF" if found is None else None)
+        assert [worker.ask(request)["equal"] for request in (ONE, wrong) * 150] == [True, False] * 150
+        (child,) = Path(f"/proc/{worker._process.pid}/task/{worker._process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        wait_for(lambda: not is_running(child))
+        assert [worker.ask(request)["equal"] for request in (ONE, wrong)] == [True, False]
+    finally:
+        worker.close()
+
+
 def test_a_kill_from_outside_is_no_verdict(monkeypatch):
     worker = library._Worker()
     monkeypatch.setattr(worker, "_read", lambda: {"ended": "SIGKILL"})

@@ -1,7 +1,7 @@
 """Equality of mathematical answers, as the library math-verify finds it (`pip install 'agentrl[math]'`).
 
 The library computes with what the agent wrote, without bounds, and its own time limit is a signal handler that works in
-no thread. So it runs in warm processes of its own (see `math_worker`), a comparison in each child of theirs.
+no thread. So it runs in warm processes of its own (see `math_worker`), whose children the kernel ends at their limits.
 """
 
 from __future__ import annotations
