@@ -113,6 +113,7 @@ def test_rows_have_exact_types_and_no_order():
     assert equal([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}], ordered=frozenset({"t"}))
     for other in (True, 1.0, "1", b"1", None, [1]):
         assert not equal([{"a": 1}], [{"a": other}])
+        assert not equal([{"a": 1}], [{"a": other}], ordered=frozenset({"t"}))
     for want, got in (([{"a": 1}], []), ([], [{"a": 1}]), ([{"a": 1}] * 2, [{"a": 1}]), ([{"a": 1}], [{"b": 1}])):
         assert not equal(want, got)
         assert not equal(want, got, ordered=frozenset({"t"}))
@@ -270,7 +271,9 @@ def test_a_database_is_right_or_wrong_row_by_row(tmp_path, backend):
     assert indexed.value == 1.0
     names = [*CHANGES, "empty file", "no database", "cut short", "overwritten"]
     assert {name: score.value for name, score in zip(names, others, strict=True)} == dict.fromkeys(names, 0.0)
-    assert all(score.why.isascii() or score.why.encode() for score in others)
+    whys = {name: score.why.encode().decode() for name, score in zip(names, others, strict=True)}
+    assert whys["a trigger"] == "trigger planted is not expected"
+    assert whys["many rows that are huge"].endswith("its rows take more than 900,000 bytes")
 
 
 def test_what_may_be_written_is_free_in_a_database(tmp_path):

@@ -1,9 +1,9 @@
 """The process in which math-verify compares answers; it runs as a script, apart from the library.
 
 Standard input has one JSON list `[gold, target, cpu_s]` a line; standard output answers each with one JSON object,
-before the next is asked. This process reads nothing: a child forked from it does, warm from the start, and where a comparison
-ends the child, its parent answers and forks the next. The limits are the kernel's, so that no computation in C outlasts
-them, and they count processor time, so that a busy machine changes no verdict.
+before the next is asked. This process reads nothing: a child forked from it does, warm from the start. Where a
+comparison ends the child, its parent answers and forks the next. The limits are the kernel's, so that no computation in
+C outlasts them, and they count processor time, so that a busy machine changes no verdict.
 """
 
 from __future__ import annotations
