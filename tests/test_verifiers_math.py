@@ -84,7 +84,7 @@ HOSTILE = {
     "factorial of a tower": "\\boxed{(10^{10^{10}})!}",
     "nested braces": "\\boxed{" + "{" * 500 + "}" * 500 + "}",
     "long": "x" * 100_000,
-    "long box": "\\boxed{5" + " " * 100_000 + "}",
+    "long box": "\\boxed{9" + "0" * 3000 + "5}",
     "dollars": "$" * 100_000,
     "unbalanced": "\\frac{" * 300,
     "brackets": "(" * 1900,
@@ -194,18 +194,25 @@ def test_a_limit_that_is_none_is_refused(cpu_s):
         math_answer(cpu_s=cpu_s)
 
 
-def test_a_killed_process_leaves_no_worker_behind():
+def test_a_killed_process_leaves_no_worker_behind_not_even_a_busy_one():
     code = """
-import asyncio, os
+import asyncio, os, threading, time
 from agentrl.verifiers import math
 workers = math._workers()
 asyncio.run(workers.ask(("1", "1", 5.0)))
-print(*(worker._process.pid for worker in workers._all), flush=True)
+(pid,) = (worker._process.pid for worker in workers._all)
+child = open(f"/proc/{pid}/task/{pid}/children").read().strip()
+busy = math._Worker()
+threading.Thread(target=busy.ask, args=(("1", "9^9^9", 200.0),), daemon=True).start()
+time.sleep(0.5)
+other = busy._process.pid
+print(pid, child, other, open(f"/proc/{other}/task/{other}/children").read().strip(), flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    (pid,) = done.stdout.split()
-    wait_for(lambda: not is_running(pid))
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=120)
+    pids = done.stdout.split()
+    assert len(pids) == 4
+    wait_for(lambda: not any(map(is_running, pids)))
 
 
 def is_running(pid):
