@@ -40,6 +40,8 @@ def _score_row(score: Score) -> Row:
     row: Row = {"value": score.value, "parts": dict(score.parts), "why": score.why}
     if score.turns:
         row["turns"] = {name: list(rewards) for name, rewards in score.turns.items()}
+    if score.unshaped is not None:
+        row["unshaped"] = score.unshaped
     return row
 
 

@@ -210,8 +210,8 @@ class Episode:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the score reaches the task's threshold; None when infrastructure failed."""
-        return None if self.score.value is None else self.score.value >= self.task.threshold
+        """Whether the score, shaping left out, reaches the task's threshold; None when infrastructure failed."""
+        return None if self.score.verdict is None else self.score.verdict >= self.task.threshold
 
     @property
     def truncated(self) -> bool:

@@ -234,18 +234,28 @@ class Score:
         parts: named terms; a term that only informs has weight zero in `value`.
         why: one sentence for people; holds nothing hidden.
         turns: named process rewards, one for each turn of the policy in order; they are no part of `value`.
+        unshaped: the value before shaping terms were added; None where there were none. Whether an episode passed is
+            read from this one, so that no shaping can make it pass, or take a pass away.
     """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     why: str = ""
     turns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    unshaped: float | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None and not abs(self.value) < float("inf"):
             raise ValueError(f"a score must be finite, not {self.value}; use Score.failed(why) for a broken verifier")
         if self.value is None and not self.why:
             raise ValueError("a score without value must say why")
+        if self.unshaped is not None and (self.value is None or not abs(self.unshaped) < float("inf")):
+            raise ValueError(f"unshaped={self.unshaped} must be finite, and a score without value has none")
+
+    @property
+    def verdict(self) -> float | None:
+        """The value that passing is decided by: without shaping."""
+        return self.value if self.unshaped is None else self.unshaped
 
     @classmethod
     def failed(cls, why: str) -> Self:

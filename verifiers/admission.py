@@ -130,7 +130,7 @@ def _never_asserts(hidden: Tests) -> str | None:
 
 
 def _passes(score: Score, task: Task) -> bool:
-    return score.value is not None and score.value >= task.threshold
+    return score.verdict is not None and score.verdict >= task.threshold
 
 
 def _submission(

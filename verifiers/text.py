@@ -11,7 +11,7 @@ from agentrl.types import Json, Score, Task
 from agentrl.verifiers.base import Submission
 
 TextVerifier = Callable[[Submission], Awaitable[Score]]
-Match = Callable[[str, Json], bool]
+Match = Callable[[str, Json], bool | Awaitable[bool]]
 
 _SIGN = r"[-+\u2212]"
 _CURRENCY = r"[$€£¥]"
@@ -21,11 +21,14 @@ _NUMBER = re.compile(
     r"(?P<exponent>[eE][-+]?\d{1,3}(?!\d))?",
     re.ASCII,
 )
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _LONGEST = 400
 
 
 def on_answer(match: Match) -> TextVerifier:
     """A verifier of a predicate `(answer, expected) -> bool`: 1.0 if any of the expected answers matches, else 0.0.
+
+    A predicate that takes long is an async one, so that it does not hold up the loop.
 
     `hidden["answer"]` is one expected answer or a list of alternatives. An answer that is missing there, or that the
     predicate cannot read (it raises ValueError), is the task's fault: TaskError, never a number.
@@ -34,12 +37,16 @@ def on_answer(match: Match) -> TextVerifier:
     async def verify(submission: Submission) -> Score:
         expected = expected_answers(submission.task)
         try:
-            passed = any([match(submission.answer, item) for item in expected])
+            passed = any([await _settled(match(submission.answer, item)) for item in expected])
         except ValueError as error:
             raise TaskError(f"task {submission.task.id!r}: field hidden.answer {error}") from None
         return Score(float(passed), {}, "the answer is right" if passed else "the answer is wrong")
 
     return verify
+
+
+async def _settled(matched: bool | Awaitable[bool]) -> bool:
+    return matched if isinstance(matched, bool) else await matched
 
 
 def expected_answers(task: Task) -> list[Json]:
@@ -118,11 +125,25 @@ def last_number(text: str) -> Fraction | None:
     return top / last if top is not None and last else None
 
 
+def last_boxed(text: str) -> str | None:
+    """What stands in the last `\\boxed{}`, to the end where that is not closed; None where there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    start += len("\\boxed{")
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return text[start : brace.start()]
+    return text[start:]
+
+
 def _final_part(text: str) -> str:
     if "####" in text:
         return text.rpartition("####")[2]
-    start = text.rfind("\\boxed{")
-    return text[start + len("\\boxed{") :].partition("}")[0] if start >= 0 else text
+    boxed = last_boxed(text)
+    return text if boxed is None else boxed
 
 
 def _value(number: re.Match[str]) -> Fraction | None:
