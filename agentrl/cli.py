@@ -5,7 +5,6 @@ Bad input ends with one sentence on stderr and exit code 2; broken infrastructur
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,7 +15,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from agentrl import __version__, cli_images
+from agentrl import __version__, cli_audit, cli_images
+from agentrl.cli_options import Json, Sandbox, Set, print_json, read_settings
 from agentrl.errors import AgentRLError, ConfigError, UserError
 
 app = typer.Typer(
@@ -27,14 +27,11 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_images.app, name="images")
+app.command()(cli_audit.audit)
 
 _INTERRUPTED = 130
 # The command-line library's own error has no public name; its public descendant leads to it.
 _CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable.")]
 
 
 def main() -> None:
@@ -93,24 +90,6 @@ def program(
     """Options of the program itself."""
 
 
-def _print_json(result: Any) -> None:
-    print(json.dumps(result, ensure_ascii=False, default=str))
-
-
-def _settings(pairs: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs; values are read as JSON where they are JSON, else as text."""
-    settings: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, separator, text = pair.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"--set {pair!r}: write it as key=value")
-        try:
-            settings[key] = json.loads(text)
-        except ValueError:
-            settings[key] = text
-    return settings
-
-
 @contextmanager
 def _training_parts() -> Iterator[None]:
     """What an import lacks in here is part of the extra [train]."""
@@ -127,7 +106,7 @@ def doctor(as_json: Json = False) -> None:
 
     parts = examine()
     if as_json:
-        _print_json({"parts": parts})
+        print_json({"parts": parts})
         return
     for name, part in parts.items():
         print(f"{'ok     ' if part['ok'] else 'missing'}  {name:<14} {part['detail']}")
@@ -140,7 +119,7 @@ def list_environments(as_json: Json = False) -> None:
 
     rows = [describe(env_id) for env_id in environment_ids()]
     if as_json:
-        _print_json({"environments": rows})
+        print_json({"environments": rows})
         return
     for row in rows:
         count = "endless" if row["tasks"] is None else row["tasks"]
@@ -158,7 +137,7 @@ def new(
 
     files = write_environment(name, folder)
     if as_json:
-        _print_json({"files": [str(path) for path in files]})
+        print_json({"files": [str(path) for path in files]})
         return
     print("\n".join(f"wrote {path}" for path in files))
     print("\n".join(f"try it: {command}" for command in try_it(*files)))
@@ -175,11 +154,11 @@ def check(
     """Check the environment contract, rule by rule, in words."""
     from agentrl.evaluation.contract import check_named
 
-    findings = check_named(env, _settings(set_), n_tasks=tasks, sandbox=sandbox)
+    findings = check_named(env, read_settings(set_), n_tasks=tasks, sandbox=sandbox)
     broken = [finding for finding in findings if finding.problem]
     rules = [{"rule": found.rule, "ok": not found.problem, "problem": found.problem} for found in findings]
     if as_json:
-        _print_json({"ok": not broken, "rules": rules})
+        print_json({"ok": not broken, "rules": rules})
     else:
         for rule in rules:
             print(f"ok      {rule['rule']}" if rule["ok"] else f"BROKEN  {rule['rule']}: {rule['problem']}")
@@ -209,7 +188,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
 
-    settings = _settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
+    settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
     try:
         ks = tuple(int(part) for part in k.split(","))
     except ValueError:
@@ -229,7 +208,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     with episode_bar(f"{env} · {policy}") as bar:
         result = run(plan, EvalProgress(lambda total: bar.restart(f"{env} · {policy}", total), bar.episode))
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     print("\n".join(summary_lines(result)))
 
@@ -246,7 +225,7 @@ def convert(
 
     count = run(format_, source, target)
     if as_json:
-        _print_json({"tasks": count, "out": str(target)})
+        print_json({"tasks": count, "out": str(target)})
     else:
         print(f"wrote {count} tasks to {target}")
 
@@ -268,7 +247,7 @@ def train(
 
     result = run_training(config, out, overrides=set_ or [], resume=resume)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         print(f"trained {result['steps']} rounds; run folder {result['run']}; model {result['model']}")
 
@@ -283,7 +262,7 @@ def view(
 
     page = write_report(_existing_run(run))
     if as_json:
-        _print_json({"report": str(page)})
+        print_json({"report": str(page)})
     else:
         print(f"wrote {page}")
 
@@ -315,7 +294,7 @@ def demo(
 
     result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
     if as_json:
-        _print_json(result)
+        print_json(result)
 
 
 if __name__ == "__main__":

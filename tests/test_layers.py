@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),
-    "typer": ("agentrl/cli.py", "agentrl/cli_images.py"),
+    "typer": ("agentrl/cli.py", "agentrl/cli_audit.py", "agentrl/cli_images.py", "agentrl/cli_options.py"),
 }
 """Package -> who may import it; inside a function others may import gymnasium too, as its own plugins must."""
 
