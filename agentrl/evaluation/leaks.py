@@ -48,7 +48,7 @@ def secrets_of(task: Task) -> dict[str, str]:
 
 
 def hashes_of(task: Task) -> dict[str, str]:
-    """Hex sha256 -> what it is, for every text of hidden part and oracle that is long enough, with and without a line end."""
+    """Hex sha256 -> what it is, for every long text of hidden part and oracle, with and without a line end."""
     found: dict[str, str] = {}
     for what, part in (("hidden part", task.hidden), ("reference solution", task.oracle)):
         for text in texts_in(part):

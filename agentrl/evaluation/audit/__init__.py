@@ -179,15 +179,12 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     policy = open_policy(EvalPlan(plan.make, plan.policy), env) if plan.policy else None
     splits = {split: _take(env, split, plan) for split in dict.fromkeys((*SPLITS, plan.split))}
     pool = open_pool(plan.sandbox)
+    tasks = splits[plan.split][: plan.tasks]
+    stage = Stage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
     started = time.monotonic()
     thread = LoopThread()
     try:
-        rows = thread.run(
-            _rows(
-                Stage(plan.make, pool, splits, splits[plan.split][: plan.tasks], plan.attacks, policy, plan.seed),
-                progress,
-            )
-        )
+        rows = thread.run(_rows(stage, progress))
     finally:
         try:
             thread.run(_close(pool.close(), policy))
@@ -196,7 +193,7 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     result = {
         "env": env.id,
         "split": plan.split,
-        "tasks": min(plan.tasks, len(splits[plan.split])),
+        "tasks": len(tasks),
         "sandbox": pool.backend.name if env.needs_sandbox else "none",
         "ok": all(row["verdict"] != "broken" for row in rows),
         "rows": rows,

@@ -69,11 +69,8 @@ async def visible_is_not_enough(stage: Stage) -> Finding:
         return await stage.score(await stage.hand_in(task, files))
 
     scores = await asyncio.gather(*(one(task, cheat) for task, cheat in cheats))
-    wrong = [
-        (task, score)
-        for (task, _), score in zip(cheats, scores, strict=True)
-        if score.value is None or passes(score, task)
-    ]
+    judged = zip((task for task, _ in cheats), scores, strict=True)
+    wrong = [(task, score) for task, score in judged if score.value is None or passes(score, task)]
     counts = {"tasks": len(cheats), "passed": len(wrong)}
     if wrong:
         task, score = wrong[0]

@@ -133,14 +133,14 @@ class Stage:
         """The verdict; a grading that failed is tried once more, and no score if it fails again."""
         why = ""
         for _ in range(2):
-            start = time.perf_counter()
-            try:
-                async with self._room:
+            async with self._room:
+                start = time.perf_counter()
+                try:
                     return await grade(self.env.verifier, submission)
-            except InfraError as error:
-                why = f"{type(error).__name__}: {error}"
-            finally:
-                self.gradings_s.append(time.perf_counter() - start)
+                except InfraError as error:
+                    why = f"{type(error).__name__}: {error}"
+                finally:
+                    self.gradings_s.append(time.perf_counter() - start)
         return Score.failed(why)
 
     def seed_of(self, task: Task) -> int:

@@ -17,7 +17,7 @@ from agentrl.verifiers.hidden import parse_python
 _TABLES = {"results", "expected", "outputs", "answers"}
 _EXPECTED = ("answer", "expected", "target")
 _CASES = 3
-_ASSERTIONS = {"assertEqual", "assertEquals", "assertAlmostEqual", "approx"}
+_ASSERTIONS = {"assertEqual": 1, "assertEquals": 1, "assertAlmostEqual": 1, "approx": 0}
 _NUMBER_CANARY = 918273645546372
 
 
@@ -105,11 +105,11 @@ def _expectations(module: ast.Module) -> list[_Place]:
             compare = node.test
             if isinstance(compare.ops[0], ast.Eq | ast.Is) and _is_call(compare.left):
                 places += _place(compare.comparators, 0)
-        elif isinstance(node, ast.Call) and len(node.args) > 1 and _name(node.func) in _ASSERTIONS:
-            places += _place(node.args, 1)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
-            if any(_name(target) in _TABLES for target in node.targets):
-                places += [place for index in _spread(len(node.value.elts)) for place in _place(node.value.elts, index)]
+        elif isinstance(node, ast.Call) and _ASSERTIONS.get(_name(node.func), len(node.args)) < len(node.args):
+            places += _place(node.args, _ASSERTIONS[_name(node.func)])
+        elif isinstance(node, ast.Assign) and _TABLES.intersection(map(_name, node.targets)):
+            rows = node.value.elts if isinstance(node.value, ast.List) else []
+            places += [place for index in _spread(len(rows)) for place in _place(rows, index)]
     return places
 
 
@@ -269,7 +269,7 @@ def _closing(text: str, start: int) -> int:
 def _values(words: str) -> list[ast.expr]:
     """The longest literal at the beginning of some words, if there is one."""
     for end in range(min(len(words), 200), 0, -1):
-        parsed = _parsed(words[:end].strip(" `"))
+        parsed = _parsed(words[:end].rstrip(" `.,;:"))
         try:
             if parsed:
                 ast.literal_eval(parsed[0])

@@ -1,4 +1,4 @@
-"""Rows about the agent's world: nothing hidden is in it, it begins the same, it goes the same, tools do what they say."""
+"""Rows about the agent's world: nothing hidden is in it, it begins and goes the same, tools do what they say."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SEARCH_S = 20.0
 
 
 async def hidden_is_absent(stage: Stage) -> Finding:
-    """No long text of a hidden part or reference is in the task's view, the prompt, the sandbox or what tools answer."""
+    """No long text of a hidden part or reference is in the task's view, the prompt, the sandbox or a tool's answer."""
     places = 0
     episodes = {episode.task.id: episode for episode in await stage.oracle()}
     for task in itertools.chain.from_iterable(stage.splits.values()):
