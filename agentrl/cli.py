@@ -28,6 +28,7 @@ app = typer.Typer(
 
 app.add_typer(cli_images.app, name="images")
 app.command()(cli_audit.audit)
+app.command()(cli_audit.regrade)
 
 _INTERRUPTED = 130
 # The command-line library's own error has no public name; its public descendant leads to it.

@@ -41,6 +41,28 @@ def audit(  # noqa: PLR0913 - one parameter per option
     raise typer.Exit(0 if result["ok"] else 1)
 
 
+def regrade(
+    run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run.")],
+    env: Annotated[str, typer.Option(help="Environment, where the run does not name it.")] = "",
+    set_: Set = None,
+    sandbox: Sandbox = "auto",
+    as_json: Json = False,
+) -> None:
+    """Score the recorded artifacts of a run anew, beside the old scores, which stay as they are."""
+    from agentrl.evaluation.regrade import RegradePlan
+    from agentrl.evaluation.regrade import regrade as again
+
+    result = again(RegradePlan(run, env, read_settings(set_), sandbox))
+    if as_json:
+        print_json(result)
+        return
+    print(f"{result['n_changed']} of {result['n_regraded']} scores changed; wrote {result['out']}")
+    for why, count in result["skipped"].items():
+        print(f"left out {count}: {why}")
+    for row in result["changed"]:
+        print(f"{'/'.join(map(str, row['key']))}: {row['old']['value']} -> {row['new']['value']} ({row['new']['why']})")
+
+
 def _print_table(result: Mapping[str, Any], fix_hints: bool) -> None:
     from rich.console import Console
     from rich.table import Table

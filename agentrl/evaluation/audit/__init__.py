@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.aio import LoopThread
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.evaluation.audit.price import oracle_fits_limits, something_to_learn
@@ -33,8 +32,9 @@ from agentrl.evaluation.audit.world import (
 )
 from agentrl.evaluation.contract import SPLITS
 from agentrl.evaluation.run import EvalPlan, open_policy
-from agentrl.policies import Policy, TokenPolicy
+from agentrl.policies import TokenPolicy, noop
 from agentrl.records import write_json_atomic
+from agentrl.rollout import Rollouts, Setting
 from agentrl.sandboxes import open_pool
 from agentrl.types import Task
 
@@ -182,14 +182,13 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     tasks = splits[plan.split][: plan.tasks]
     stage = Stage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
     started = time.monotonic()
-    thread = LoopThread()
+    rollouts = Rollouts(Setting(plan.make, policy or noop(), pool))  # its loop is where the pool lives
     try:
-        rows = thread.run(_rows(stage, progress))
+        rows = rollouts.run(_rows(stage, progress))
     finally:
-        try:
-            thread.run(_close(pool.close(), policy))
-        finally:
-            thread.close()
+        if isinstance(policy, TokenPolicy):
+            rollouts.run(policy.engine.close())
+        rollouts.close()
     result = {
         "env": env.id,
         "split": plan.split,
@@ -209,12 +208,6 @@ def _take(env: ToolEnv, split: str, plan: AuditPlan) -> list[Task]:
     if not tasks and split == plan.split:
         raise ConfigError(f"{env.id} has no tasks in split {split!r}: name another with --split")
     return tasks
-
-
-async def _close(pool: Awaitable[None], policy: Policy | None) -> None:
-    await pool
-    if isinstance(policy, TokenPolicy):
-        await policy.engine.close()
 
 
 async def _rows(stage: Stage, progress: Callable[[str], None]) -> list[dict[str, Any]]:
