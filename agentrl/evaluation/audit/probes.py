@@ -50,6 +50,11 @@ class Attack(Protocol):
         ...
 
     @property
+    def script(self) -> str:
+        """Python text that the agent then runs in its work area; may be empty."""
+        ...
+
+    @property
     def answer(self) -> str:
         """The last thing that it says."""
         ...
@@ -61,6 +66,7 @@ class Probe:
 
     name: str
     files: Mapping[str, bytes] = field(default_factory=dict)
+    script: str = ""
     answer: str = ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from agentrl.evaluation.audit.probes import Attack, Probe
 from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds, not_applicable, passes, went_wrong
 from agentrl.evaluation.audit.variants import impossible, special_cased
 from agentrl.policies import noop
@@ -43,10 +44,10 @@ async def attacks_fail(stage: Stage) -> Finding:
     if not tries:
         return not_applicable("no attack is known for these tasks")
 
-    async def one(task: Task, files: dict[str, bytes], answer: str) -> Score:
-        return await stage.score(await stage.hand_in(task, files, answer))
+    async def one(task: Task, attack: Attack) -> Score:
+        return await stage.score(await stage.hand_in(task, attack))
 
-    scores = await asyncio.gather(*(one(task, dict(attack.files), attack.answer) for task, attack in tries))
+    scores = await asyncio.gather(*(one(task, attack) for task, attack in tries))
     judged = list(zip(tries, scores, strict=True))
     wrong = [(task, attack, score) for (task, attack), score in judged if score.value is None or passes(score, task)]
     by_name = Counter(attack.name for _, attack, _ in wrong)
@@ -66,7 +67,7 @@ async def visible_is_not_enough(stage: Stage) -> Finding:
 
     async def one(task: Task, cheat: dict[str, str]) -> Score:
         files = {path: text.encode() for path, text in cheat.items()}
-        return await stage.score(await stage.hand_in(task, files))
+        return await stage.score(await stage.hand_in(task, Probe("the examples", files)))
 
     scores = await asyncio.gather(*(one(task, cheat) for task, cheat in cheats))
     judged = zip((task for task, _ in cheats), scores, strict=True)
@@ -102,7 +103,7 @@ async def gradings_agree(stage: Stage) -> Finding:
     """One submission gets one score, however often it is graded: the oracle's, and the untouched start state."""
     rows: list[tuple[str, Submission]] = []
     for task in stage.tasks:
-        rows.append((task.id, await stage.hand_in(task, {})))
+        rows.append((task.id, await stage.hand_in(task, Probe("nothing"))))
     rows += [(task.id, stage.submission(task, episode)) for task, episode in await stage.solved()]
     scores = [await asyncio.gather(*(stage.score(_anew(row, n)) for n in range(GRADINGS))) for _, row in rows]
     values = [{score.value for score in group} for group in scores]

@@ -18,9 +18,13 @@ from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.hidden_tests import PYTHON
 
 REPLAYS = 3
 """Episodes of the oracle per task: most rows start from them, and they must be equal."""
+
+SCRIPT_S = 20.0
+"""Seconds that an attack's script may run."""
 
 Verdict = Literal["holds", "broken", "not applicable"]
 
@@ -111,18 +115,23 @@ class Stage:
         """What an episode handed in, for a task that may be another one."""
         return Submission(task, episode.messages, episode.end, episode.artifacts, self.pool, self.seed_of(task))
 
-    async def hand_in(self, task: Task, files: Mapping[str, bytes], answer: str = "") -> Submission:
-        """What an agent hands in that wrote these files over its start state and says `answer`."""
+    async def hand_in(self, task: Task, attack: Attack) -> Submission:
+        """What an agent hands in that writes an attack's files over its start state, runs its script and answers.
+
+        Scripts are left out where the sandbox is no boundary.
+        """
         env = self.make()
         async with self._room, env.borrow(self.pool) as sandbox:
             opening = await self.reset(env, task, sandbox)
             try:
                 if sandbox is not None:
-                    await sandbox.put(files)
+                    await sandbox.put(attack.files)
+                    if attack.script and self.pool.backend.is_boundary:
+                        await sandbox.exec([PYTHON, "-c", attack.script], timeout_s=SCRIPT_S)
                 artifacts = await env.collect()
             finally:
                 await env.close()
-        messages = (*opening, Message.assistant(answer))
+        messages = (*opening, Message.assistant(attack.answer))
         return Submission(task, messages, EndReason.SUBMITTED, artifacts, self.pool, self.seed_of(task))
 
     async def reset(self, env: ToolEnv, task: Task, sandbox: Sandbox | None) -> tuple[Message, ...]:

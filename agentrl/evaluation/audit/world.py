@@ -111,7 +111,7 @@ async def hidden_is_not_told(stage: Stage) -> Finding:
             return broken(episode.task.id, f"the episode's record tells a hidden value in {place!r}")
     for task in copied:
         for attack in probes(task):
-            score = await stage.score(await stage.hand_in(task, attack.files, attack.answer))
+            score = await stage.score(await stage.hand_in(task, attack))
             if _holds([score.why, dict(score.parts)], told):
                 return broken(task.id, f"the verdict on {attack.name!r} tells a hidden value")
     if left := await _left(stage, canary):
