@@ -91,4 +91,6 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_short(item)}" for name, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_short, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -13,6 +13,8 @@ from helpers import Echo, last_json, loop_threads, make_task, run_cli, wait_for
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.evaluation.audit import PROMISES, AuditPlan, audit
 from agentrl.evaluation.audit.price import in_band, something_to_learn
+from agentrl.evaluation.audit.probes import Probe, probes
+from agentrl.evaluation.audit.scores import SLOW_S
 from agentrl.evaluation.audit.stage import Stage
 from agentrl.evaluation.audit.twins import near_pairs, renamed
 from agentrl.evaluation.audit.variants import impossible, shown_examples, special_cased, with_canary, wrong_value
@@ -28,21 +30,21 @@ def verdicts(result) -> dict[str, str]:
 
 @pytest.mark.parametrize("env_id", ["bugfix-v0", "calc-v0", "code-v0"])
 def test_what_ships_can_be_trusted(env_id, bubblewrap):
-    result = audit(AuditPlan(factory(env_id), tasks=3))
+    result = audit(AuditPlan(factory(env_id), tasks=3, attacks=probes))
     assert result["ok"], [row for row in result["rows"] if row["verdict"] == "broken"]
     json.dumps(result, allow_nan=False)
     wait_for(lambda: not loop_threads())
 
 
 def test_a_sound_environment_keeps_every_promise(bubblewrap):
-    result = audit(AuditPlan(Sound))
+    result = audit(AuditPlan(Sound, attacks=probes))
     assert set(verdicts(result).values()) == {"holds", "not applicable"}, result["rows"]
     assert [name for name, verdict in verdicts(result).items() if verdict == "not applicable"] == ["learnability"]
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_broken_promise_and_no_other_is_red(name, bubblewrap):
-    result = audit(AuditPlan(BROKEN[name]))
+    result = audit(AuditPlan(BROKEN[name], attacks=probes))
     red = {row["promise"]: row for row in result["rows"] if row["verdict"] == "broken"}
     assert set(red) == {name}, red
     assert red[name]["task"].startswith(("train/", "test/")) and red[name]["why"] and red[name]["hint"]
@@ -54,9 +56,29 @@ def test_every_promise_has_an_environment_that_breaks_it():
 
 
 def test_the_first_wrong_task_is_named(bubblewrap):
-    row = audit(AuditPlan(BROKEN["oracle"]))["rows"][0]
+    row = audit(AuditPlan(BROKEN["oracle"], attacks=probes))["rows"][0]
     assert row["promise"] == "oracle" and row["task"] == "test/says how"
     assert row["evidence"] == {"episodes": 6, "passed": 3}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "docker"])
+@pytest.mark.parametrize("env_id", ["bugfix-v0", "calc-v0", "code-v0"])
+def test_what_ships_can_be_trusted_under_every_attack(env_id, sandbox, request):
+    request.getfixturevalue(sandbox)
+    result = audit(AuditPlan(factory(env_id), tasks=3, sandbox=sandbox))
+    assert result["ok"], [row for row in result["rows"] if row["verdict"] == "broken"]
+
+
+def test_an_attack_that_hangs_is_tried_once_and_a_script_runs_where_the_agent_does(bubblewrap):
+    def attacks(task):
+        yield Probe("hang", {"solution.py": f"import time\ntime.sleep({SLOW_S + 1})\n".encode()})
+        text = task.oracle["files"]["solution.py"]
+        yield Probe("write", {"solution.py": b""}, f"open('solution.py', 'w').write({text!r})")
+
+    row = next(row for row in audit(AuditPlan(Sound, attacks=attacks))["rows"] if row["promise"] == "attacks")
+    assert row["verdict"] == "broken" and "'write' gets score 1" in row["why"]
+    assert row["evidence"] == {"attacks": 2, "tries": 3, "accepted": {"write": 2}, "slow_tried_once": ["hang"]}
 
 
 # The rows' parts, one by one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 from agentrl.evaluation.audit.probes import Attack, Probe
@@ -11,6 +12,8 @@ from agentrl.evaluation.audit.variants import impossible, special_cased
 from agentrl.policies import noop
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
+
+SLOW_S = 3.0
 
 GRADINGS = 5
 """How often one submission is graded."""
@@ -39,19 +42,32 @@ async def noop_fails(stage: Stage) -> Finding:
 
 
 async def attacks_fail(stage: Stage) -> Finding:
-    """No attack reaches the threshold, and none silences the verifier."""
+    """No attack reaches the threshold, and none silences the verifier.
+
+    An attack that costs `SLOW_S` seconds (it hangs until a limit ends it) is tried on one task only.
+    """
+    slow: set[str] = set()
+
+    async def one(task: Task, attack: Attack) -> tuple[Task, Attack, Score]:
+        submission = await stage.hand_in(task, attack)
+        start = time.perf_counter()
+        score = await stage.score(submission)
+        if time.perf_counter() - start > SLOW_S:
+            slow.add(attack.name)
+        return task, attack, score
+
     tries = [(task, attack) for task in stage.tasks for attack in stage.attacks(task)]
-    if not tries:
+    first = [each for each in tries if each[0] is stage.tasks[0]]
+    judged = await asyncio.gather(*(one(*each) for each in first))
+    rest = [(task, attack) for task, attack in tries[len(first) :] if attack.name not in slow]
+    once = sorted(slow)
+    judged += await asyncio.gather(*(one(*each) for each in rest))
+    if not judged:
         return not_applicable("no attack is known for these tasks")
-
-    async def one(task: Task, attack: Attack) -> Score:
-        return await stage.score(await stage.hand_in(task, attack))
-
-    scores = await asyncio.gather(*(one(task, attack) for task, attack in tries))
-    judged = list(zip(tries, scores, strict=True))
-    wrong = [(task, attack, score) for (task, attack), score in judged if score.value is None or passes(score, task)]
-    by_name = Counter(attack.name for _, attack, _ in wrong)
-    counts = {"attacks": len({attack.name for _, attack in tries}), "tries": len(tries), "accepted": dict(by_name)}
+    wrong = [(task, attack, score) for task, attack, score in judged if score.value is None or passes(score, task)]
+    accepted = Counter(attack.name for _, attack, _ in wrong)
+    names = {attack.name for _, attack, _ in judged}
+    counts = {"attacks": len(names), "tries": len(judged), "accepted": dict(accepted), "slow_tried_once": once}
     if wrong:
         task, attack, score = wrong[0]
         got = "no verdict" if score.value is None else f"score {score.value:g}"
