@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from agentrl import Limits, Message, Score, Task, ToolEnv, tool
 from agentrl.types import ToolCall
+from agentrl.verifiers.combine import remembered
 from agentrl.verifiers.hidden_tests import PYTHON, hidden_tests
 
 TEXTS = {
@@ -186,9 +187,9 @@ async def _moody(submission) -> Score:
 
 
 class IsMoody(Sound):
-    """Wrong work gets now this score, now that."""
+    """Wrong work gets now this score, now that; and what it said of some work it says again."""
 
-    verifier = _moody
+    verifier = remembered(_moody)
 
 
 class IsTooShort(Sound):

@@ -81,6 +81,15 @@ def test_an_attack_that_hangs_is_tried_once_and_a_script_runs_where_the_agent_do
     assert row["evidence"] == {"attacks": 2, "tries": 3, "accepted": {"write": 2}, "slow_tried_once": ["hang"]}
 
 
+def test_a_sandbox_that_is_not_as_at_its_start_is_a_broken_reset(bubblewrap, monkeypatch):
+    async def verify(self):
+        return ["processes"]
+
+    monkeypatch.setattr("agentrl.sandboxes.lease.Lease.verify", verify)
+    row = next(row for row in audit(AuditPlan(Sound, tasks=1, attacks=probes))["rows"] if row["promise"] == "reset")
+    assert row["verdict"] == "broken" and "differs in processes" in row["why"]
+
+
 # The rows' parts, one by one.
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 
 from agentrl.evaluation.audit.probes import Attack, Probe
@@ -50,9 +49,8 @@ async def attacks_fail(stage: Stage) -> Finding:
 
     async def one(task: Task, attack: Attack) -> tuple[Task, Attack, Score]:
         submission = await stage.hand_in(task, attack)
-        start = time.perf_counter()
-        score = await stage.score(submission)
-        if time.perf_counter() - start > SLOW_S:
+        score, seconds = await stage.timed_score(submission)
+        if seconds > SLOW_S:
             slow.add(attack.name)
         return task, attack, score
 

@@ -140,17 +140,23 @@ class Stage:
 
     async def score(self, submission: Submission) -> Score:
         """The verdict; a grading that failed is tried once more, and no score if it fails again."""
+        return (await self.timed_score(submission))[0]
+
+    async def timed_score(self, submission: Submission) -> tuple[Score, float]:
+        """The verdict, and the seconds that the last grading took without waiting for its turn."""
         why = ""
         for _ in range(2):
             async with self._room:
                 start = time.perf_counter()
                 try:
-                    return await grade(self.env.verifier, submission)
+                    score = await grade(self.env.verifier, submission)
                 except InfraError as error:
-                    why = f"{type(error).__name__}: {error}"
-                finally:
-                    self.gradings_s.append(time.perf_counter() - start)
-        return Score.failed(why)
+                    score, why = None, f"{type(error).__name__}: {error}"
+                seconds = time.perf_counter() - start
+            self.gradings_s.append(seconds)
+            if score is not None:
+                return score, seconds
+        return Score.failed(why), seconds
 
     def seed_of(self, task: Task) -> int:
         """The seed of a grading."""
