@@ -5,7 +5,6 @@ Bad input ends with one sentence on stderr and exit code 2; broken infrastructur
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,7 +15,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from agentrl import __version__, cli_images
+from agentrl import __version__, cli_audit, cli_images
+from agentrl.cli_options import Json, Sandbox, Set, Trust, print_json, read_prices, read_settings, trusted
 from agentrl.errors import AgentRLError, ConfigError, UserError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_images.app, name="images")
+app.command()(cli_audit.audit)
+app.command()(cli_audit.regrade)
 
 _INTERRUPTED = 130
 _TRAINING_ENV = {
@@ -37,13 +39,6 @@ _TRAINING_ENV = {
 }
 # The command-line library's own error has no public name; its public descendant leads to it.
 _CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="With --sandbox process: run an environment there that says it is untrusted.")
-]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable.")]
 
 
 def main() -> None:
@@ -104,40 +99,6 @@ def program(
     """Options of the program itself."""
 
 
-def _print_json(result: Any) -> None:
-    print(json.dumps(result, ensure_ascii=False, default=str))
-
-
-def _settings(pairs: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs; values are read as JSON where they are JSON, else as text."""
-    settings: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, separator, text = pair.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"--set {pair!r}: write it as key=value")
-        try:
-            settings[key] = json.loads(text)
-        except ValueError:
-            settings[key] = text
-    return settings
-
-
-def _trusted(sandbox: str, trust: bool) -> str:
-    if trust and sandbox != "process":
-        raise ConfigError(
-            f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary"
-        )
-    return "trusted-process" if trust else sandbox
-
-
-def _prices(text: str) -> tuple[float, float] | None:
-    try:
-        prompt, completion = map(float, text.split(",")) if text else (0.0, 0.0)
-    except ValueError:
-        raise ConfigError(f"--price {text!r}: give two numbers separated by a comma, as in 0.15,0.60") from None
-    return (prompt, completion) if text else None
-
-
 @contextmanager
 def _training_parts() -> Iterator[None]:
     """What an import lacks in here is part of the extra [train]."""
@@ -156,7 +117,7 @@ def doctor(as_json: Json = False) -> None:
 
     parts = examine()
     if as_json:
-        _print_json({"parts": parts})
+        print_json({"parts": parts})
         return
     for name, part in parts.items():
         print(f"{'ok     ' if part['ok'] else 'missing'}  {name:<14} {part['detail']}")
@@ -169,7 +130,7 @@ def list_environments(as_json: Json = False) -> None:
 
     rows = [describe(env_id) for env_id in environment_ids()]
     if as_json:
-        _print_json({"environments": rows})
+        print_json({"environments": rows})
         return
     for row in rows:
         count = "endless" if row["tasks"] is None else row["tasks"]
@@ -187,7 +148,7 @@ def new(
 
     files = write_environment(name, folder)
     if as_json:
-        _print_json({"files": [str(path) for path in files]})
+        print_json({"files": [str(path) for path in files]})
         return
     print("\n".join(f"wrote {path}" for path in files))
     print("\n".join(f"try it: {command}" for command in try_it(*files)))
@@ -205,11 +166,11 @@ def check(
     """Check the environment contract, rule by rule, in words."""
     from agentrl.evaluation.contract import check_named
 
-    findings = check_named(env, _settings(set_), n_tasks=tasks, sandbox=_trusted(sandbox, trust))
+    findings = check_named(env, read_settings(set_), n_tasks=tasks, sandbox=trusted(sandbox, trust))
     broken = [finding for finding in findings if finding.problem]
     rules = [{"rule": found.rule, "ok": not found.problem, "problem": found.problem} for found in findings]
     if as_json:
-        _print_json({"ok": not broken, "rules": rules})
+        print_json({"ok": not broken, "rules": rules})
     else:
         for rule in rules:
             print(f"ok      {rule['rule']}" if rule["ok"] else f"BROKEN  {rule['rule']}: {rule['problem']}")
@@ -241,7 +202,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
 
-    settings = _settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
+    settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
     try:
         ks = tuple(int(part) for part in k.split(","))
     except ValueError:
@@ -253,16 +214,16 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         limit=limit,
         samples=samples,
         ks=ks,
-        sandbox=_trusted(sandbox, trust),
+        sandbox=trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
-        prices=_prices(price),
+        prices=read_prices(price),
         out=out,
     )
     with episode_bar(f"{env} · {policy}") as bar:
         result = run(plan, EvalProgress(lambda total: bar.restart(f"{env} · {policy}", total), bar.episode))
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     print("\n".join(summary_lines(result)))
 
@@ -279,7 +240,7 @@ def convert(
 
     count = run(format_, source, target)
     if as_json:
-        _print_json({"tasks": count, "out": str(target)})
+        print_json({"tasks": count, "out": str(target)})
     else:
         print(f"wrote {count} tasks to {target}")
 
@@ -298,7 +259,7 @@ def train(
 
     result = run_training(config, out, overrides=set_ or [], resume=resume)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         print(f"trained {result['steps']} rounds; run folder {result['run']}; model {result['model']}")
 
@@ -313,7 +274,7 @@ def view(
 
     page = write_report(_existing_run(run))
     if as_json:
-        _print_json({"report": str(page)})
+        print_json({"report": str(page)})
     else:
         print(f"wrote {page}")
 
@@ -342,7 +303,7 @@ def demo(
 
     result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
     if as_json:
-        _print_json(result)
+        print_json(result)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Annotated
 
 import typer
 
+from agentrl.cli_options import Json, print_json
 from agentrl.errors import ConfigError, SandboxLost
 
 app = typer.Typer(help="Build the images of Docker sandboxes, and look for secrets in one.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 @contextmanager
@@ -37,7 +35,7 @@ def build(
     with _as_bad_input():
         made = build_images(first_daemon(), base or DEFAULT_BASE)
     if as_json:
-        print(json.dumps({"images": made}))
+        print_json({"images": made})
         return
     for name, number in made.items():
         print(f"{name:<16} {number}")
@@ -57,7 +55,7 @@ def scan(
     with _as_bad_input():
         findings = scan_image(first_daemon(), image, rows)
     if as_json:
-        print(json.dumps({"image": image, "findings": [vars(finding) for finding in findings]}))
+        print_json({"image": image, "findings": [vars(finding) for finding in findings]})
     else:
         for finding in findings:
             print(f"layer {finding.layer}  {finding.path}  {finding.why}")

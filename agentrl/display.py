@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -55,3 +55,22 @@ def episode_bar(label: str, *, quiet: bool = False) -> Iterator[EpisodeBar]:
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         yield EpisodeBar(progress, label)
+
+
+@contextmanager
+def step_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar over named steps, for as long as the block lasts; call it with the name of each before it begins."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task(label, total=total, completed=-1)
+
+        def step(name: str) -> None:
+            progress.update(bar, advance=1, description=f"{label} · {name}")
+
+        yield step

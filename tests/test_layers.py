@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),
     "openai": ("agentrl/served.py",),
-    "typer": ("agentrl/cli.py", "agentrl/cli_images.py"),
+    "typer": ("agentrl/cli.py", "agentrl/cli_audit.py", "agentrl/cli_images.py", "agentrl/cli_options.py"),
 }
 """Package -> who may import it; inside a function others may import gymnasium too, as its own plugins must."""
 

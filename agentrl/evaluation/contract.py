@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from agentrl.env import ToolEnv
 from agentrl.errors import AgentRLError, ContractError
+from agentrl.evaluation.leaks import shown_secret
 from agentrl.evaluation.outcomes import Outcome, outcomes
 from agentrl.gym import GymEnv
 from agentrl.policies import Policy, Scripted, noop
@@ -133,22 +133,9 @@ def _check_disjoint(tasks: dict[str, list[Task]]) -> str:
 
 def _check_leaks(tasks: dict[str, list[Task]]) -> str:
     for task in itertools.chain.from_iterable(tasks.values()):
-        seen = json.dumps(task.view().model_dump(mode="json"), ensure_ascii=False)
-        for text in _texts([task.hidden, task.oracle]):
-            if len(text) >= 40 and json.dumps(text, ensure_ascii=False)[1:-1] in seen:
-                return f"task {task.id} shows {text[:40]!r}…"
+        if shown := shown_secret(task):
+            return f"task {task.id} shows {shown[:40]!r}…"
     return ""
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def _play(

@@ -23,6 +23,7 @@ from agentrl.errors import UserError
 from agentrl.evaluation import panels, viewer
 from agentrl.evaluation.charts import format_number, interval_svg, svg
 from agentrl.evaluation.signs import find_signs
+from agentrl.evaluation.tripwires import TO_READ, put_aside
 from agentrl.records import iter_episodes, read_metrics, write_bytes_atomic
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending
@@ -35,7 +36,7 @@ _Row = dict[str, Any]
 
 
 def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -> Path:
-    """Build `report.html` in a run folder and return its path.
+    """Build `report.html` in a run folder and return its path; episodes worth reading are put aside in `to_read/`.
 
     Read are, as far as they are there: `config.toml`, `metrics.jsonl`, `episodes.jsonl`, `eval.json` (a summary, or
     two of them under "before" and "after"). Token texts come from `tokenizer`, else from the newest checkpoint's or
@@ -64,7 +65,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -
         heading=_heading(folder, settings, metrics, lights),
         headline=_headline(metrics, evaluation),
         tiles=_tiles(metrics, lights),
-        signs=find_signs(metrics) if metrics else [],
+        signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder)],
         has_metrics=bool(metrics),
         charts=[{"index": place, "chart": chart, "svg": Markup(svg(chart))} for place, chart in enumerate(charts)],
         settings=settings,
@@ -150,6 +151,13 @@ def _lights(path: Path) -> list[viewer.Light]:
     if not path.is_file():
         return []
     return list({episode.key: viewer.Light.of(episode) for episode in iter_episodes(path)}.values())
+
+
+def _flagged(folder: Path) -> list[str]:
+    """Put aside what a person should read; one sentence if tripwires flag some of it."""
+    flags = put_aside(folder)["flags"] if (folder / "episodes.jsonl").is_file() else {}
+    kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in flags.items())
+    return [f"Tripwires flag episodes ({kinds}): read those in {TO_READ}/ before believing the score."] if flags else []
 
 
 def _episodes(path: Path, chosen: Mapping[EpisodeKey, Sequence[str]]) -> list[_Row]:

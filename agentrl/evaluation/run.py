@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -137,6 +138,7 @@ def describe(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, A
     """What the score depends on, to compare when an evaluation goes on in its folder."""
     kind, _, path = plan.policy.partition(":")
     return {
+        "settings": json.loads(json.dumps(getattr(plan.make, "keywords", {}), default=repr)),
         "policy": plan.policy,
         "model": fingerprint_of(Path(path)) if kind == "hf" else "",
         "temperature": plan.temperature,

@@ -1,0 +1,175 @@
+"""Where an audit plays: tasks, sandboxes, the oracle's episodes, and what an agent could hand in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentrl.env import ToolEnv
+from agentrl.errors import InfraError
+from agentrl.evaluation.audit.probes import Attack
+from agentrl.policies import Policy, Scripted
+from agentrl.rollout import Setting, derive_seed, play
+from agentrl.sandboxes.base import Sandbox, SandboxPool
+from agentrl.trajectory import Episode, EpisodeKey
+from agentrl.types import Ending, EndReason, Message, Score, Task
+from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.hidden_tests import PYTHON
+
+REPLAYS = 3
+"""Episodes of the oracle per task: most rows start from them, and they must be equal."""
+
+SCRIPT_S = 20.0
+"""Seconds that an attack's script may run."""
+
+Verdict = Literal["holds", "broken", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a row found.
+
+    Attributes:
+        why: what breaks the promise, or why it does not apply.
+        evidence: numbers and names, ready for JSON; nothing hidden is among them.
+        task: id of the first task that breaks the promise.
+    """
+
+    verdict: Verdict
+    why: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    task: str = ""
+
+
+def holds(**evidence: Any) -> Finding:
+    """The promise is kept."""
+    return Finding("holds", evidence=evidence)
+
+
+def broken(task: str, why: str, **evidence: Any) -> Finding:
+    """The promise is broken, first by this task."""
+    return Finding("broken", why, evidence, task)
+
+
+def not_applicable(why: str, **evidence: Any) -> Finding:
+    """There is nothing that the promise could be about."""
+    return Finding("not applicable", why, evidence)
+
+
+@dataclass
+class Stage:
+    """What every row of an audit may use; it lives on one event loop.
+
+    Attributes:
+        splits: tasks by split, more of them than are played: duplicates are looked for among all.
+        tasks: those that are played, with different ids.
+        attacks: what is tried on a task, beside what the rows themselves try.
+        policy: whose pass rate says how much there is to learn; None leaves that row out.
+        gradings_s: how long every grading so far took, in seconds.
+    """
+
+    make: Callable[[], ToolEnv]
+    pool: SandboxPool
+    splits: Mapping[str, Sequence[Task]]
+    tasks: Sequence[Task]
+    attacks: Callable[[Task], Iterable[Attack]]
+    policy: Policy | None = None
+    seed: int = 0
+    gradings_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.env = self.make()
+        self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
+        self._oracle: list[Episode] | None = None
+
+    async def play(self, policy: Policy, tasks: Sequence[Task], samples: int = 1) -> list[Episode]:
+        """So many episodes of every task, in the order of the tasks."""
+        setting = Setting(self.make, policy, self.pool, "audit", self.seed)
+
+        async def one(task: Task, sample: int) -> Episode:
+            async with self._room:
+                return await play(setting, task, EpisodeKey("audit", 0, task.id, sample))
+
+        return await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples)))
+
+    async def oracle(self) -> list[Episode]:
+        """`REPLAYS` episodes of the oracle on every task; played once."""
+        if self._oracle is None:
+            policy = Scripted("oracle", self.env.oracle_actions)
+            self._oracle = await self.play(policy, self.tasks, REPLAYS)
+        return self._oracle
+
+    async def solved(self) -> list[tuple[Task, Episode]]:
+        """Every task whose oracle passes, with its first episode that does."""
+        found: dict[str, Episode] = {}
+        for episode in await self.oracle():
+            if episode.passed:
+                found.setdefault(episode.task.id, episode)
+        return [(task, found[task.id]) for task in self.tasks if task.id in found]
+
+    def submission(self, task: Task, episode: Episode) -> Submission:
+        """What an episode handed in, for a task that may be another one."""
+        return Submission(task, episode.messages, episode.end, episode.artifacts, self.pool, self.seed_of(task))
+
+    async def hand_in(self, task: Task, attack: Attack) -> Submission:
+        """What an agent hands in that writes an attack's files over its start state, runs its script and answers.
+
+        Scripts are left out where the sandbox is no boundary.
+        """
+        env = self.make()
+        async with self._room, env.borrow(self.pool) as sandbox:
+            opening = await self.reset(env, task, sandbox)
+            try:
+                if sandbox is not None:
+                    await sandbox.put(attack.files)
+                    if attack.script and self.pool.backend.is_boundary:
+                        await sandbox.exec([PYTHON, "-c", attack.script], timeout_s=SCRIPT_S)
+                artifacts = await env.collect()
+            finally:
+                await env.close()
+        messages = (*opening, Message.assistant(attack.answer))
+        return Submission(task, messages, EndReason.SUBMITTED, artifacts, self.pool, self.seed_of(task))
+
+    async def reset(self, env: ToolEnv, task: Task, sandbox: Sandbox | None) -> tuple[Message, ...]:
+        """Begin the episode that `play` would begin."""
+        return await env.reset(task.view(), seed=derive_seed(self.seed, task.id, 0), sandbox=sandbox)
+
+    async def score(self, submission: Submission) -> Score:
+        """The verdict; a grading that failed is tried once more, and no score if it fails again."""
+        return (await self.timed_score(submission))[0]
+
+    async def timed_score(self, submission: Submission) -> tuple[Score, float]:
+        """The verdict, and the seconds that the last grading took without waiting for its turn."""
+        why = ""
+        for _ in range(2):
+            async with self._room:
+                start = time.perf_counter()
+                try:
+                    score = await grade(self.env.verifier, submission)
+                except InfraError as error:
+                    score, why = None, f"{type(error).__name__}: {error}"
+                seconds = time.perf_counter() - start
+            self.gradings_s.append(seconds)
+            if score is not None:
+                return score, seconds
+        return Score.failed(why), seconds
+
+    def seed_of(self, task: Task) -> int:
+        """The seed of a grading."""
+        return derive_seed(self.seed, task.id, 0, 0, "grade")
+
+
+def passes(score: Score, task: Task) -> bool:
+    """Whether a score reaches the task's threshold."""
+    return score.value is not None and score.value >= task.threshold
+
+
+def went_wrong(episode: Episode) -> str:
+    """How an episode ended, for people."""
+    if episode.end.ending is Ending.FAILED:
+        return f"{episode.end.value}: {episode.failure.strip().splitlines()[-1][:200]}"
+    return f"score {episode.reward:g} ({episode.end.value}): {episode.score.why}"

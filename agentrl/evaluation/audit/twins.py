@@ -1,0 +1,115 @@
+"""Tasks that are the same task: within a split they waste work, across splits they make held-out scores worthless.
+
+Two texts are compared by the Jaccard similarity of their shingles, |A ∩ B| / |A ∪ B| (Broder 1997). Names that the
+task's own code defines are numbered in the order in which they appear, so a renamed twin is a twin. Shingles that many
+tasks share (a common instruction, a common test file) are no evidence and are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds
+from agentrl.types import Task
+from agentrl.verifiers.hidden import parse_python
+
+NEAR = 0.9
+"""Similarity from which two tasks are near-duplicates."""
+
+_WIDTH = 5
+_COMMON_SHARE = 0.2
+_COMMON_LEAST = 10
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+async def tasks_differ(stage: Stage) -> Finding:
+    """No task stands twice in a split, and none, not even renamed or nearly the same, in two of them."""
+    rows = [(split, task) for split, tasks in stage.splits.items() for task in tasks]
+    exact = {index: _plain(task) for index, (_, task) in enumerate(rows)}
+    pairs = {pair: 1.0 for pair in _equal_pairs(exact)}
+    near = dict(near_pairs([renamed(task) for _, task in rows]))
+    across = [pair for pair in pairs.keys() | near.keys() if rows[pair[0]][0] != rows[pair[1]][0]]
+    within = [pair for pair in pairs if rows[pair[0]][0] == rows[pair[1]][0]]
+    counts = {
+        "tasks": {split: len(tasks) for split, tasks in stage.splits.items()},
+        "near_within_split": sum(rows[a][0] == rows[b][0] for a, b in near.keys() - pairs.keys()),
+        "exact_within_split": len(within),
+        "across_splits": "one split on purpose" if stage.env.one_split else len(across),
+        "most_alike_across_splits": round(max((near[pair] for pair in across if pair in near), default=0.0), 3),
+    }
+    wrong = sorted(within if stage.env.one_split else [*across, *within])
+    if wrong:
+        (_, one), (_, other) = (rows[index] for index in wrong[0])
+        alike = f"is {near[wrong[0]]:.0%} alike" if wrong[0] in near else "is the same"
+        return broken(other.id, f"it {alike} as {one.id} ({rows[wrong[0][0]][0]})", **counts)
+    return holds(**counts)
+
+
+def _plain(task: Task) -> str:
+    """All that the agent is given, in small letters and with single spaces."""
+    text = "\n".join([task.instruction, *(f"{path}\n{task.files[path]}" for path in sorted(task.files))])
+    return " ".join(text.lower().split())
+
+
+def renamed(task: Task) -> list[str]:
+    """Tokens of what the agent is given and of the reference, with the code's own names numbered by appearance."""
+    solution = task.oracle.get("files")
+    code = {**task.files, **{f"oracle/{path}": text for path, text in (solution or {}).items()}}
+    names = {name for path, text in code.items() if path.endswith(".py") for name in _defined(text)}
+    numbers: dict[str, str] = {}
+    tokens = []
+    for text in (*(task.files[path] for path in sorted(task.files)), task.instruction):
+        for token in _TOKEN.findall(text):
+            tokens.append(numbers.setdefault(token, f"<{len(numbers)}>") if token in names else token.lower())
+    return tokens
+
+
+def _defined(text: str) -> Iterator[str]:
+    try:
+        module = parse_python(text)
+    except ValueError:
+        return
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _equal_pairs(texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+    same: dict[str, list[int]] = defaultdict(list)
+    for index, text in texts.items():
+        same[text].append(index)
+    return itertools.chain.from_iterable(itertools.combinations(group, 2) for group in same.values())
+
+
+def near_pairs(texts: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[int, int], float]]:
+    """Pairs of indices (first < second) whose similarity is at least `NEAR`, with it."""
+    sets = [shingles(tokens) for tokens in texts]
+    spread = Counter(itertools.chain.from_iterable(sets))
+    common = max(_COMMON_LEAST, _COMMON_SHARE * len(sets))
+    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    sizes: list[int] = []
+    for index, whole in enumerate(sets):
+        rare = [shingle for shingle in whole if spread[shingle] <= common]
+        shared = Counter(itertools.chain.from_iterable(holders[shingle] for shingle in rare))
+        for other, count in shared.items():
+            alike = count / (len(rare) + sizes[other] - count)
+            if alike >= NEAR:
+                yield (other, index), alike
+        sizes.append(len(rare))
+        for shingle in rare:
+            holders[shingle].append(index)
+
+
+def shingles(tokens: Sequence[str]) -> set[tuple[str, ...]]:
+    """Runs of five tokens; a shorter text is one run."""
+    if len(tokens) <= _WIDTH:
+        return {tuple(tokens)}
+    return {tuple(tokens[start : start + _WIDTH]) for start in range(len(tokens) - _WIDTH + 1)}

@@ -1,0 +1,67 @@
+"""What of a task must stay hidden, as texts; and where they stand although they should not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+from agentrl.types import Task
+
+SHORTEST = 24
+"""Letters from which a text is told from chance; shorter values are looked for by planting canaries."""
+
+SHOWN = 40
+"""Letters from which a text of the task that the agent sees is no quotation by chance."""
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Every text in nested lists and dicts, keys left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from texts_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
+
+
+def shown_secret(task: Task) -> str:
+    """A long text of the hidden part or the oracle that the agent's view of the task holds; empty if there is none."""
+    seen = list(texts_in(task.view().model_dump(mode="json")))
+    for secret in texts_in([task.hidden, task.oracle]):
+        if len(secret) >= SHOWN and any(secret in text for text in seen):
+            return secret
+    return ""
+
+
+def secrets_of(task: Task) -> dict[str, str]:
+    """Text -> what it is: long texts of hidden part and oracle and their long lines, but for what the view shows."""
+    seen = "\n".join(texts_in(task.view().model_dump(mode="json")))
+    found: dict[str, str] = {}
+    for what, part in (("hidden part", task.hidden), ("reference solution", task.oracle)):
+        for text in texts_in(part):
+            for piece in (text, *text.splitlines()):
+                if len(piece.strip()) >= SHORTEST and piece.strip() not in seen:
+                    found.setdefault(piece.strip(), what)
+    return found
+
+
+def hashes_of(task: Task) -> dict[str, str]:
+    """Hex sha256 -> what it is, for every long text of hidden part and oracle, with and without a line end."""
+    found: dict[str, str] = {}
+    for what, part in (("hidden part", task.hidden), ("reference solution", task.oracle)):
+        for text in texts_in(part):
+            for form in (text, text.strip(), text.strip() + "\n"):
+                if len(text.strip()) >= SHORTEST and form not in task.files.values():
+                    found[hashlib.sha256(form.encode(errors="replace")).hexdigest()] = what
+    return found
+
+
+def find_in(places: Mapping[str, str], secrets: Mapping[str, str]) -> str:
+    """The first place that holds a secret, in words: what stands where. Empty if none does."""
+    for place, text in places.items():
+        for secret, what in secrets.items():
+            if secret in text:
+                return f"{place} holds a text of the {what} ({len(secret)} letters)"
+    return ""
