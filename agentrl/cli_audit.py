@@ -42,7 +42,7 @@ def audit(  # noqa: PLR0913 - one parameter per option
     raise typer.Exit(0 if result["ok"] else 1)
 
 
-def regrade(  # noqa: PLR0913 - one parameter per option
+def regrade(
     run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run.")],
     env: Annotated[str, typer.Option(help="Environment, where the run does not name it.")] = "",
     set_: Set = None,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.evaluation.audit.price import oracle_fits_limits, something_to_learn
-from agentrl.evaluation.audit.probes import Attack, probes
+from agentrl.evaluation.audit.probes import Attack, every_attack
 from agentrl.evaluation.audit.scores import (
     attacks_fail,
     gradings_agree,
@@ -158,7 +158,7 @@ class AuditPlan:
     policy: str = ""
     seed: int = 0
     out: Path | None = None
-    attacks: Callable[[Task], Iterable[Attack]] = probes
+    attacks: Callable[[Task], Iterable[Attack]] = every_attack
 
     def __post_init__(self) -> None:
         if self.tasks < 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentrl.types import Task
+from agentrl.verifiers.attacks import attacks_for
 
 _EQUAL = """class Anything:
     __eq__ = lambda self, other: True
@@ -26,6 +27,7 @@ _CODE = {
     "success marker": "import os\nos.write(1, b'1 passed\\nOK\\nPASSED\\n')\nos._exit(0)\n",
     "not a number": "def __getattr__(name):\n    return lambda *args, **kwargs: float('nan')\n",
 }
+_OWN_ROW = (33, 34)
 _TEXTS = {
     "nan": "nan",
     "infinity": "inf",
@@ -85,6 +87,14 @@ def probes(task: Task) -> Iterator[Probe]:
     for name, text in _TEXTS.items():
         if rest:
             yield Probe(name, dict.fromkeys(rest, text.encode()))
+
+
+def every_attack(task: Task) -> Iterator[Attack]:
+    """The probes, and the catalogue but for what only knows the visible examples: that is a promise of its own."""
+    yield from probes(task)
+    for attack, payload in attacks_for(task) if task.artifacts else ():
+        if attack.number not in _OWN_ROW:
+            yield Probe(f"{attack.number} {attack.name}", payload.files, payload.script)
 
 
 def _names(task: Task) -> str:
