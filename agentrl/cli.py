@@ -116,9 +116,7 @@ def _settings(pairs: list[str] | None) -> dict[str, Any]:
 
 def _trusted(sandbox: str, trust: bool) -> str:
     if trust and sandbox != "process":
-        raise ConfigError(
-            f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary"
-        )
+        raise ConfigError(f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary")
     return "trusted-process" if trust else sandbox
 
 
