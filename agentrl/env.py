@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from agentrl.errors import ContractError
-from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxPool
+from agentrl.sandboxes import Allow, Pool, open_pool
+from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxLimits, SandboxPool
 from agentrl.tools import Tool, ToolResult, call_tool, clip_text, tools_of
 from agentrl.trajectory import Counts
 from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
@@ -42,6 +43,8 @@ class ToolEnv:
         system: system message, if any.
         limits: when an episode is cut short.
         needs_sandbox: whether tools run code or touch files (then `self.sandbox` is there).
+        sandbox_limits: memory, disk, processors and the like of one sandbox.
+        network: hosts that its sandboxes may reach over HTTP and HTTPS; none unless said, and then on docker alone.
         isolation: "reset" lends a sandbox that others had, after a verified reset; "fresh" one that nobody had.
         needs: what its code has to do that sandboxes refuse, of "ptrace" and "sysvipc"; such a sandbox is a fresh one.
         untrusted: whether its own code is; then no sandbox without a boundary is taken, unless the pool is told to.
@@ -59,6 +62,8 @@ class ToolEnv:
     system: str = ""
     limits: Limits = Limits()
     needs_sandbox: bool = False
+    sandbox_limits: SandboxLimits = SandboxLimits()
+    network: Allow | tuple[str, ...] = ()
     isolation: Isolation = "reset"
     needs: tuple[Need, ...] = ()
     untrusted: bool = False
@@ -123,6 +128,17 @@ class ToolEnv:
             ContractError: the reason names a failure of the machinery, which only the machinery can find.
         """
         self._end = self._checked(reason)
+
+    def open_pool(self, sandbox: str = "auto", size: int | None = None) -> Pool:
+        """Sandboxes of the named backend with the limits and the network of this environment; nothing starts yet.
+
+        Raises:
+            ConfigError: the backend does not exist or cannot be used here, is no boundary although this environment
+                is untrusted, or cannot keep agents to the hosts of `network`.
+        """
+        pool = open_pool(sandbox, size, self.sandbox_limits, allow=self.network)
+        pool.check_trust(self.needs_sandbox and self.untrusted)
+        return pool
 
     def borrow(self, pool: SandboxPool | None) -> AbstractAsyncContextManager[Sandbox | None]:
         """A sandbox of the kind that this environment asks for, for an `async with` block; None where it needs none."""

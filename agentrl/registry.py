@@ -121,10 +121,10 @@ def make(env_id: str, *, sandbox: str = "auto", parser: str = "hermes", **settin
         ConfigError: unknown environment or setting.
     """
     from agentrl.gym import GymEnv
-    from agentrl.sandboxes import open_pool
 
     render_mode = settings.pop("render_mode", None)
-    return GymEnv(factory(env_id, **settings), lambda: open_pool(sandbox, size=2), parser, render_mode)
+    build = factory(env_id, **settings)
+    return GymEnv(build, lambda: build().open_pool(sandbox, size=2), parser, render_mode)
 
 
 def describe(env_id: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 from helpers import Echo, call, make_task, play_one, right, says, script
 
 from agentrl.env import Step, ToolEnv
-from agentrl.errors import ContractError
-from agentrl.sandboxes import open_pool
+from agentrl.errors import ConfigError, ContractError
+from agentrl.sandboxes import SandboxLimits, open_pool
 from agentrl.tools import tool
 from agentrl.types import BadCall, EndReason, Limits, Message, Task, TaskView
 from agentrl.verifiers.base import Submission
@@ -211,3 +211,36 @@ def test_the_system_message_comes_first():
 
     assert [m.role for m in play_one(Spoken, script()).messages[:2]] == ["system", "user"]
     assert isinstance(make_task(), Task)
+
+
+def test_an_environment_says_what_its_sandboxes_are(monkeypatch):
+    class Large(Echo):
+        needs_sandbox = True
+        sandbox_limits = SandboxLimits(memory_mb=1024)
+
+    assert Large().open_pool("process").limits.memory_mb == 1024
+    assert Echo().open_pool("process").limits == SandboxLimits()
+    monkeypatch.setattr(Large, "network", ("example.org",))
+    with pytest.raises(ConfigError, match=r"cannot keep agents to the hosts"):
+        Large().open_pool("process")
+    monkeypatch.setattr(Large, "network", ())
+    monkeypatch.setattr(Large, "untrusted", True)
+    with pytest.raises(ConfigError, match=r"no boundary"):
+        Large().open_pool("process")
+    assert Large().open_pool("trusted-process").size >= 1
+
+
+def test_limits_of_an_environment_hold_in_its_sandbox(bubblewrap):
+    class Small(Echo):
+        needs_sandbox = True
+        sandbox_limits = SandboxLimits(open_files=77)
+
+    async def main():
+        pool = Small().open_pool("bubblewrap", 1)
+        try:
+            async with pool.lease("agent") as box:
+                return await box.exec(["sh", "-c", "ulimit -n"])
+        finally:
+            await pool.close()
+
+    assert asyncio.run(main()).stdout.strip() == b"77"

@@ -30,7 +30,6 @@ from agentrl.policies import Scripted, TokenPolicy
 from agentrl.records import read_episodes, write_json_atomic
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
-from agentrl.sandboxes import open_pool
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.optim import MuonAdamW
 from agentrl.trainers.session import train_with_display
@@ -142,7 +141,7 @@ def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, san
     """Play the reference solutions of training tasks in the sandbox; all of them must pass."""
     env = make()
     tasks = list(itertools.islice(env.tasks("train", derive_seed(seed, "demonstrations")), plan.demonstrations))
-    setting = Setting(make, Scripted("oracle", env.oracle_actions), open_pool(sandbox), "oracle", seed)
+    setting = Setting(make, Scripted("oracle", env.oracle_actions), env.open_pool(sandbox), "oracle", seed)
     with episode_bar("demonstrations") as bar:
         bar.restart("demonstrations", len(tasks))
         rollouts = Rollouts(setting, concurrency=16, on_episode=bar.episode)
@@ -183,7 +182,7 @@ def _practice(model: Any, chat: Chat, make: Callable[[], ToolEnv], plan: DemoPla
     """pass@1 on training tasks that nothing was demonstrated of: tells when the warm start has done enough."""
     tasks = list(itertools.islice(make().tasks("train", seed), plan.practice))
     policy = TokenPolicy(transformers_engine(model, chat), chat)
-    rollouts = Rollouts(Setting(make, policy, open_pool(sandbox, size=32), "practice", seed), concurrency=32)
+    rollouts = Rollouts(Setting(make, policy, make().open_pool(sandbox, 32), "practice", seed), concurrency=32)
     try:
         groups = rollouts.gather(tasks, 0)
     finally:

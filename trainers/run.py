@@ -24,7 +24,6 @@ from agentrl.policies import TokenPolicy
 from agentrl.records import EpisodeWriter, MetricsWriter, read_metrics, set_aside
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
-from agentrl.sandboxes import open_pool
 from agentrl.trainers import checkpoint
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.recipes import recipe
@@ -113,7 +112,7 @@ class Run:
         setting = Setting(
             make=make,
             policy=TokenPolicy(self.engine, self.chat, sampling),
-            pool=open_pool(config.sandbox, size=min(concurrency, 256)),
+            pool=env.open_pool(config.sandbox, min(concurrency, 256)),
             run=self.folder.name,
             seed=config.seed,
             deterministic=config.deterministic,

@@ -17,7 +17,6 @@ from agentrl.gym import GymEnv
 from agentrl.policies import Policy, Scripted, noop
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting
-from agentrl.sandboxes import open_pool
 from agentrl.tools import tools_of
 from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Ending, Message, Task, ToolCall
@@ -95,8 +94,7 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
 
 def _usable(sandbox: str, env: ToolEnv) -> str:
     """The backend that will serve: one that cannot be had is no fault of the environment, and "auto" is said once."""
-    pool = open_pool(sandbox)
-    pool.check_trust(env.needs_sandbox and env.untrusted)
+    pool = env.open_pool(sandbox)
     return pool.backend.name if sandbox == "auto" else sandbox
 
 
@@ -143,7 +141,7 @@ def _play(
 ) -> list[Episode] | str:
     """All episodes, or what went wrong before there were any."""
     try:
-        rollouts = Rollouts(Setting(make, policy, open_pool(sandbox)), group_size=group_size, concurrency=4)
+        rollouts = Rollouts(Setting(make, policy, make().open_pool(sandbox)), group_size=group_size, concurrency=4)
     except AgentRLError as error:
         return str(error)
     try:
@@ -201,7 +199,7 @@ def _rude_turns(env: ToolEnv) -> Iterator[Message]:
 def _check_gym(make: Callable[[], ToolEnv], sandbox: str) -> str:
     from gymnasium.utils.env_checker import check_env
 
-    face = GymEnv(make, lambda: open_pool(sandbox, size=2))
+    face = GymEnv(make, lambda: make().open_pool(sandbox, size=2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_env(face, skip_render_check=True)

@@ -25,7 +25,6 @@ from agentrl.policies import noop
 from agentrl.records import read_episodes, write_bytes_atomic
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
-from agentrl.sandboxes import open_pool
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Score, Task
@@ -85,7 +84,7 @@ def regrade(plan: RegradePlan, progress: Callable[[int], None] = lambda total: N
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]
     progress(len(due))
-    pool = open_pool(plan.sandbox)
+    pool = make().open_pool(plan.sandbox)
     rollouts = Rollouts(Setting(make, noop(), pool))
     try:
         scores = rollouts.run(_grade_all(make(), [(episode, *found[episode.task.id]) for episode in due], pool))

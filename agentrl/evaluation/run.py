@@ -17,7 +17,6 @@ from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies import Policy, Scripted, TokenPolicy, noop
 from agentrl.records import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.rollout import Rollouts, Setting
-from agentrl.sandboxes import open_pool
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.trajectory import Episode
@@ -86,7 +85,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     env = plan.make()
     tasks = _take(env, plan)
     policy = open_policy(plan, env)
-    pool = open_pool(plan.sandbox, size=plan.concurrency or None)
+    pool = env.open_pool(plan.sandbox, plan.concurrency or None)
     run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
     done = _recorded(plan, run)
     if plan.out is not None:

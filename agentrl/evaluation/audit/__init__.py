@@ -35,7 +35,6 @@ from agentrl.evaluation.run import EvalPlan, open_policy
 from agentrl.policies import TokenPolicy, noop
 from agentrl.records import write_json_atomic
 from agentrl.rollout import Rollouts, Setting
-from agentrl.sandboxes import open_pool
 from agentrl.types import Task
 
 COMPARED = 200
@@ -178,7 +177,7 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     env = plan.make()
     policy = open_policy(EvalPlan(plan.make, plan.policy), env) if plan.policy else None
     splits = {split: _take(env, split, plan) for split in dict.fromkeys((*SPLITS, plan.split))}
-    pool = open_pool(plan.sandbox)
+    pool = env.open_pool(plan.sandbox)
     tasks = splits[plan.split][: plan.tasks]
     stage = Stage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
     started = time.monotonic()
