@@ -12,6 +12,7 @@ _PACKAGES = {
     "transformers": "pip install 'agentrl[train]'",
     "trl": "pip install 'agentrl[train]'",
     "docker-sdk": "pip install 'agentrl[docker]'",
+    "math-verify": "pip install 'agentrl[math]'",
     "openai": "pip install 'agentrl[judge]'",
 }
 _LATER = ("vllm", "ray")
@@ -28,7 +29,7 @@ def examine() -> dict[str, dict[str, Any]]:
     for name, state in available().items():
         parts[name] = {"ok": state.startswith("ok"), "detail": state}
     for name, fix in _PACKAGES.items():
-        module = {"docker-sdk": "docker"}.get(name, name)
+        module = {"docker-sdk": "docker", "math-verify": "math_verify"}.get(name, name)
         found = importlib.util.find_spec(module) is not None
         parts[name] = {"ok": found, "detail": "installed" if found else f"get it with: {fix}"}
     for name in _LATER:
