@@ -16,11 +16,10 @@ from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, Verifier
-from agentrl.verifiers.hidden import Tests, parse_python, read_hidden
+from agentrl.verifiers.hidden import FORMS, Tests, parse_python, read_hidden
 from agentrl.verifiers.mutants import mutants
 
 Kind = Literal["hidden", "oracle", "artifacts", "vacuous"]
-_CODE = {"cases", "check", "tests"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def check_task(task: Task) -> Refusal | None:
         return Refusal(task.id, "hidden", "field hidden is empty, so nothing can be judged; fill it in")
     if not task.oracle:
         return Refusal(task.id, "oracle", "field oracle is empty, so the task may be impossible; give a reference")
-    return _check_code(task) if _CODE & set(task.hidden) else None
+    return _check_code(task) if FORMS & set(task.hidden) else None
 
 
 def _check_code(task: Task) -> Refusal | None:
@@ -153,7 +152,7 @@ def _idle(task: Task) -> dict[str, dict[str, str]]:
     if not task.artifacts:
         return {"an empty answer": {}}
     idle: dict[str, dict[str, str]] = {}
-    if _CODE & set(task.hidden):
+    if FORMS & set(task.hidden):
         idle["a stub with an empty body"] = _stub(task)
     if set(task.artifacts) <= set(task.files):
         idle["the unchanged start state"] = {path: task.files[path] for path in task.artifacts}

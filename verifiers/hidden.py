@@ -1,4 +1,4 @@
-"""The hidden part of a code task, read and checked: `cases`, `check` or `tests`."""
+"""The hidden part of a code task, read and checked: `cases`, `generate`, `check` or `tests`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from agentrl.verifiers.runner.codec import AnyList
 
 _KEYS = {
     "cases": {"entry_point", "cases", "atol"},
+    "generate": {"entry_point", "generate", "draws", "atol"},
     "check": {"entry_point", "check"},
     "tests": {"tests"},
 }
+FORMS = frozenset(_KEYS)
+"""What the hidden part of a code task holds one of."""
 
+
+DRAWS, MOST_DRAWS = 20, 10_000
+"""Calls of one grading where a task generates them: unless it says how many, and at most."""
 
 REFUSED_NAMES = (
     *("conftest.py", "*.pth", "sitecustomize.py", "usercustomize.py", "pytest.ini", "pyproject.toml", "setup.cfg"),
@@ -58,6 +64,28 @@ class Cases:
 
 
 @dataclass(frozen=True, slots=True)
+class Draws:
+    """Calls that are drawn anew for every grading, each expected to give what the reference gives.
+
+    Attributes:
+        generate: text that defines `generate(rng)`, which returns the arguments of one call as a tuple.
+        reference: text of the reference solution, which defines `entry_point` too.
+    """
+
+    path: str
+    entry_point: str
+    generate: str
+    reference: str
+    draws: int
+    atol: float
+
+    @property
+    def count(self) -> int:
+        """Expected outcomes."""
+        return self.draws
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Text that defines `check(candidate)`, which raises if the function `entry_point` of `path` is wrong."""
 
@@ -84,14 +112,14 @@ class Tests:
         return len(self.ids)
 
 
-Hidden = Cases | Check | Tests
+Hidden = Cases | Draws | Check | Tests
 
 
 def read_hidden(task: Task) -> Hidden:
     """The hidden part of a code task.
 
     Raises:
-        TaskError: it has none of the three forms, or is empty, or cannot be run; the message names task, field and fix.
+        TaskError: it has none of the four forms, or is empty, or cannot be run; the message names task, field and fix.
     """
     hidden = task.hidden
     for path in task.artifacts:
@@ -99,7 +127,7 @@ def read_hidden(task: Task) -> Hidden:
             raise _error(task, "artifacts", f"names {path!r}: {name!r} is loaded by interpreters and test runners")
     form = next((name for name in _KEYS if name in hidden), None)
     if form is None:
-        raise _error(task, "hidden", f"has keys {sorted(hidden)}; give entry_point with cases or check, or tests")
+        raise _error(task, "hidden", f"has keys {sorted(hidden)}; give one of {sorted(FORMS)}")
     unknown = set(hidden) - _KEYS[form]
     if unknown:
         raise _error(task, f"hidden.{min(unknown)}", f"does not go with {form!r}; take it out")
@@ -110,6 +138,8 @@ def read_hidden(task: Task) -> Hidden:
         raise _error(task, "hidden.entry_point", f"is {name!r}; give the name of the function to call")
     if form == "check":
         return _read_check(task, name, hidden["check"])
+    if form == "generate":
+        return _read_draws(task, name, hidden["generate"])
     return _read_cases(task, name, hidden["cases"])
 
 
@@ -134,7 +164,7 @@ def _error(task: Task, field: str, what: str) -> TaskError:
 def _read_check(task: Task, name: str, text: Json) -> Check:
     if not isinstance(text, str) or not text.strip():
         raise _error(task, "hidden.check", "is empty; give Python text that defines check(candidate)")
-    defined = {node.name for node in _parse(task, "hidden.check", text).body if isinstance(node, ast.FunctionDef)}
+    defined = _functions(_parse(task, "hidden.check", text))
     if "check" not in defined:
         raise _error(task, "hidden.check", "defines no function 'check'; define check(candidate)")
     return Check(entry_file(task), name, text)
@@ -164,11 +194,32 @@ def parse_python(text: str) -> ast.Module:
 def _read_cases(task: Task, name: str, rows: Json) -> Cases:
     if not isinstance(rows, list) or not rows:
         raise _error(task, "hidden.cases", "is empty; give at least one case")
+    cases = tuple(_read_case(task, f"hidden.cases[{index}]", row) for index, row in enumerate(rows))
+    return Cases(entry_file(task), name, cases, _read_atol(task))
+
+
+def _read_atol(task: Task) -> float:
     atol = task.hidden.get("atol", 0.0)
     if isinstance(atol, bool) or not isinstance(atol, int | float) or not 0 <= atol < float("inf"):
         raise _error(task, "hidden.atol", f"is {atol!r}; give a tolerance >= 0")
-    cases = tuple(_read_case(task, f"hidden.cases[{index}]", row) for index, row in enumerate(rows))
-    return Cases(entry_file(task), name, cases, float(atol))
+    return float(atol)
+
+
+def _read_draws(task: Task, name: str, text: Json) -> Draws:
+    if not isinstance(text, str) or "generate" not in _functions(_parse(task, "hidden.generate", text)):
+        raise _error(task, "hidden.generate", "defines no function named generate; write `def generate(rng):`")
+    draws = task.hidden.get("draws", DRAWS)
+    if isinstance(draws, bool) or not isinstance(draws, int) or not 1 <= draws <= MOST_DRAWS:
+        raise _error(task, "hidden.draws", f"is {draws!r}; give a whole number from 1 to {MOST_DRAWS:,}")
+    path, files = entry_file(task), task.oracle.get("files")
+    reference = files.get(path) if isinstance(files, dict) else None
+    if not isinstance(reference, str):
+        raise _error(task, "oracle.files", f"lacks {path}; generated cases need the reference to say what is right")
+    return Draws(path, name, text, reference, draws, _read_atol(task))
+
+
+def _functions(module: ast.Module) -> set[str]:
+    return {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
 
 
 def _read_case(task: Task, field: str, row: Json) -> Case:

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.errors import VerifierError
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.controls import Copies, Kept
-from agentrl.verifiers.hidden import Cases, Check, Hidden, Tests, read_hidden
+from agentrl.verifiers.hidden import Cases, Check, Draws, Hidden, Tests, read_hidden
 from agentrl.verifiers.runner.codec import CodecError, decode, encode
 
 PYTHON = "/usr/bin/python3"
@@ -29,6 +29,7 @@ NONCE_BYTES = 16
 GRACE_S = 10.0
 _PARTS = {
     "cases": ("codec", "child", "judge"),
+    "generate": ("codec", "lazy", "child", "judge"),
     "check": ("codec", "lazy", "child", "judge"),
     "tests": ("codec", "minitest", "child", "judge"),
 }
@@ -81,7 +82,12 @@ class Budget:
 
 
 def hidden_tests(
-    *, call_s: float = 10.0, wall_s: float = 120.0, partial: bool = False, python: str = PYTHON
+    *,
+    call_s: float = 10.0,
+    wall_s: float = 120.0,
+    partial: bool = False,
+    fresh: Literal["grading", "case"] = "grading",
+    python: str = PYTHON,
 ) -> Callable[[Submission], Awaitable[Score]]:
     """A verifier for code: 1.0 if every hidden case or test passes, else 0.0.
 
@@ -89,6 +95,8 @@ def hidden_tests(
         call_s: seconds that one call of the candidate (or loading its file) may take; beyond them the score is 0.
             Waiting for a processor that others use does not count, sleeping does.
         wall_s: seconds for all of them (for each copy of `tests`); beyond them the score is 0.
+        fresh: what gets a sandbox and a process of its own: each grading, or each of its `cases`, so that a candidate
+            can carry nothing from one call to the next. That costs a grading for every case.
         partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that share.
         python: interpreter inside the grader sandbox.
 
@@ -105,6 +113,8 @@ def hidden_tests(
             return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
         if isinstance(hidden, Tests):
             evidence = await _controlled(submission, await _copies(submission, hidden, budget, kept), budget)
+        elif isinstance(hidden, Cases) and fresh == "case":
+            evidence = await _one_by_one(submission, hidden, budget)
         else:
             evidence = await _find_evidence(submission, hidden, budget)
         return score(evidence, partial)
@@ -120,6 +130,17 @@ async def _copies(submission: Submission, hidden: Tests, budget: Budget, kept: K
         return (await _find_evidence(reference, Tests(tests, hidden.ids), budget)).outcomes
 
     return await kept.copies(task, hidden, judge)
+
+
+async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> Evidence:
+    """The evidence of cases that were judged apart, until one ends by more than a wrong answer."""
+    outcomes, calls = "", 0
+    for case in random.Random(submission.seed).sample(hidden.cases, hidden.count):
+        evidence = await _find_evidence(submission, replace(hidden, cases=(case,)), budget)
+        outcomes, calls = outcomes + evidence.outcomes, calls + evidence.calls
+        if evidence.fact or evidence.survived:
+            return replace(evidence, outcomes=outcomes.ljust(hidden.count, "-"), calls=calls)
+    return Evidence(outcomes, calls=calls)
 
 
 async def _controlled(submission: Submission, copies: Copies, budget: Budget) -> Evidence:
@@ -222,6 +243,9 @@ def _request(hidden: Hidden, budget: Budget, seed: int) -> dict[str, Any]:
             random.Random(seed).shuffle(cases)
             request |= {"form": "cases", "path": hidden.path, "entry_point": hidden.entry_point}
             request |= {"cases": cases, "atol": hidden.atol}
+        case Draws():
+            request |= {"form": "generate", "path": hidden.path, "entry_point": hidden.entry_point}
+            request |= {"generate": hidden.generate, "reference": hidden.reference, "atol": hidden.atol, "seed": seed}
         case Check():
             request |= {"form": "check", "path": hidden.path, "entry_point": hidden.entry_point, "check": hidden.check}
         case Tests():

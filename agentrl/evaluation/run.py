@@ -22,6 +22,7 @@ from agentrl.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
 from agentrl.verifiers.admission import admit
+from agentrl.verifiers.hidden import FORMS
 
 POLICIES = "oracle, noop, hf:PATH or openai:MODEL@URL"
 
@@ -205,7 +206,7 @@ def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
 
 async def _refused(env: ToolEnv, tasks: Sequence[Task], pool: SandboxPool) -> dict[str, str]:
     """Task id -> why it is not played. Generated tasks, which do not end, are vouched for by `agentrl check`."""
-    code = [] if env.endless else [task for task in tasks if task.hidden.keys() & {"cases", "check", "tests"}]
+    code = [] if env.endless else [task for task in tasks if task.hidden.keys() & FORMS]
     return await admit(code, env.verifier, pool, untrusted=env.untrusted)
 
 

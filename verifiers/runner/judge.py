@@ -15,7 +15,7 @@ import sys
 import time
 
 from agentrl.verifiers.runner import child
-from agentrl.verifiers.runner.codec import CodecError, Reader, decode, encode, matches
+from agentrl.verifiers.runner.codec import CodecError, Reader, Writer, decode, encode, matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -269,19 +269,55 @@ def _judge_cases(candidate: Candidate, request: dict[str, Any], outcomes: list[s
         outcomes[index] = "p" if passed else "f"
 
 
-def _judge_check(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
+def _judge_draws(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
+    import random
+
+    reference = _hidden_function(request["reference"], request["entry_point"])
+    generate = _hidden_function(request["generate"], "generate")
+    rng = random.Random(request["seed"])
+    _load(candidate, request)
+    for index in range(len(outcomes)):
+        try:
+            args = encode(tuple(generate(rng)))
+            want = _carried(reference(*decode(args)))
+        except Exception as error:
+            raise Broken(f"no case could be generated: {type(error).__name__}: {error}") from error
+        candidate.calls += 1
+        answer = candidate.request("call", decode(args), {})
+        passed = _is_answer(answer, "value") and matches(answer[1], want, request["atol"])
+        outcomes[index] = "p" if passed else "f"
+
+
+def _carried(value: Any) -> Any:
+    """A value of the reference as one of the candidate would arrive."""
+    pieces: list[bytes] = []
+    Writer(pieces.append, child.reduce).send(value)
+    return decode(b"".join(pieces))
+
+
+def _hidden_function(text: str, name: str) -> Callable[..., Any]:
+    """A function that hidden text defines.
+
+    Raises:
+        Broken: the text cannot be loaded, or defines no such function.
+    """
     from agentrl.verifiers.runner import lazy
 
     sys.path.append(PACKAGES)
     lazy.install()
     hidden: dict[str, Any] = {"__name__": "hidden", "__builtins__": builtins}
     try:
-        exec(compile(request["check"], "hidden", "exec"), hidden)
+        exec(compile(text, "hidden", "exec"), hidden)
     except Exception as error:
-        raise Broken(f"the check cannot be loaded: {type(error).__name__}: {error}") from error
-    check = hidden.get("check")
-    if not callable(check):
-        raise Broken("the check defines no function named check")
+        raise Broken(f"the hidden text of {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    function = hidden.get(name)
+    if not callable(function):
+        raise Broken(f"the hidden text defines no function named {name}")
+    return function  # type: ignore[no-any-return]
+
+
+def _judge_check(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
+    check = _hidden_function(request["check"], "check")
     _load(candidate, request)
     try:
         check(candidate)
@@ -310,7 +346,7 @@ def _judge_tests(candidate: Candidate, request: dict[str, Any], outcomes: list[s
             raise Gone(candidate.gone)
 
 
-_FORMS = {"cases": _judge_cases, "check": _judge_check, "tests": _judge_tests}
+_FORMS = {"cases": _judge_cases, "generate": _judge_draws, "check": _judge_check, "tests": _judge_tests}
 
 
 def _end_all() -> bool:
