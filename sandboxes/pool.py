@@ -266,7 +266,7 @@ class Pool:
                 await slot.sandbox.reset()
                 slot.resets += 1
                 clean = not self._closed
-        except SandboxLost:
+        except (SandboxLost, OSError):  # in doubt, whoever has the doubt
             self.counts.replaced += 1
         finally:
             try:

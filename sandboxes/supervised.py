@@ -279,8 +279,12 @@ class SupervisedSandbox:
             ValueError: a path leaves the work area, or a file is larger than any sandbox takes; nothing was reset.
         """
         requests = [[b"reset"], *([b"put", *batch] for batch in _batches(files))]
+        await self._settle()
         async with self._turn:
             await asyncio.gather(*(self._wire.call(request, 3 * GRACE_S) for request in requests))
+
+    async def _settle(self) -> None:
+        """What has to be over before a reset can compare."""
 
     async def kill_all(self) -> None:
         """End every process that runs in the sandbox but its supervisor.

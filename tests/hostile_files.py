@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 from hostile import LIMITS
 from hostile_cases import case, leaves, run
@@ -109,6 +110,21 @@ leaves(
     """,
     b"ok",
 )
+
+
+@case("more to hash than time")
+async def more_to_hash(box):
+    """Sparse files cost nothing, and hashing them took longer than a sandbox may be silent."""
+    await run(box, "for i in range(1000):\n with open(f's{i}', 'wb') as f: f.truncate(8 << 20)")
+    try:
+        await box.manifest()
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+    else:
+        raise AssertionError("8 GB were hashed")
+    assert len(await box.list()) == 1000
+
+
 leaves(
     "unlinked open files",
     r"""

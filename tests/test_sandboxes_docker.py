@@ -408,6 +408,7 @@ def test_bad_settings_are_refused_before_anything_runs():
         ({"network": "host"}, "network='host'"),
         ({"url": "ssh://me@there"}, "ssh -nNT -L"),
         ({"url": "unix:///a,npipe://b"}, "npipe"),
+        ({"url": "tcp://[::1"}, "write unix:///path"),
         ({"url": " , "}, "names no daemon"),
         ({"lifetime_s": 0}, "lifetime_s=0"),
     ):

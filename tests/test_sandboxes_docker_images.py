@@ -15,15 +15,17 @@ from agentrl.sandboxes import DockerBackend, SandboxLimits, seccomp
 from agentrl.sandboxes.docker import scan_image
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.profile import profile
+from agentrl.sandboxes.docker.scan import Needles, _look
 from agentrl.types import Task
 
 RULES = json.loads(profile(frozenset()))["syscalls"]
 NUMBERS = st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.integers(0, 2**32 - 1).map(lambda high: (high << 32) + 1)
+ORACLE = "def add(first, second):\n    return first + second\n"
 TASK = Task(
     id="adder",
     instruction="add",
     hidden={"tests": {"test_add.py": "from solution import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"}},
-    oracle={"files": {"solution.py": "def add(first, second):\n    return first + second\n"}},
+    oracle={"files": {"solution.py": ORACLE}},
 )
 
 
@@ -123,6 +125,39 @@ def test_secrets_are_found_in_every_layer(docker):
         assert len(scan_image(first_daemon(), "agentrl-test-scan", [])) == 2
     finally:
         first_daemon().api().remove_image("agentrl-test-scan", force=True)
+
+
+def saved(files, settings):
+    """An image as a daemon saves it, with one layer."""
+    layer, archive = io.BytesIO(), io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for path, data in files.items():
+            add(tar, path, data)
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        add(tar, "manifest.json", json.dumps([{"Config": "c.json", "Layers": ["layer.tar"]}]).encode())
+        add(tar, "c.json", json.dumps(settings).encode())
+        add(tar, "layer.tar", layer.getvalue())
+    archive.seek(0)
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "why"),
+    [
+        ({"a.py": ORACLE.replace("\n", "\r\n").encode()}, {}, "reference solution of task 'adder'"),
+        ({"a.py": ORACLE.replace("\n", " \n\t").encode()}, {}, "reference solution of task 'adder'"),
+        ({"a.bin": b"#" * (65 << 20) + b"\n" + ORACLE.encode()}, {}, "reference solution of task 'adder'"),
+        ({"a.bin": b"\n" * ((64 << 20) - 9) + ORACLE.encode()}, {}, "reference solution of task 'adder'"),
+        ({}, {"config": {"Labels": {"solution": ORACLE}}}, "reference solution of task 'adder'"),
+        ({}, {"config": {"Env": [f"SOLUTION={ORACLE}"]}}, "reference solution of task 'adder'"),
+        ({}, {"history": [{"created_by": f"RUN cat >a <<E\n{ORACLE}E"}]}, "reference solution of task 'adder'"),
+        ({"t.json": b'{"hidden": {}, "oracle": {}}'}, {}, "a task file with its hidden part"),
+        ({f"srv/x.git/objects/ab/{'0' * 38}": b"x"}, {}, "git history"),
+        ({"x.bundle": b"# v2 git bundle\n"}, {}, "git history"),
+    ],
+)
+def test_what_changed_on_its_way_into_an_image_is_found(files, settings, why):
+    assert [one.why for one in _look(saved(files, settings), Needles([TASK]))] == [why]
 
 
 def test_our_own_images_are_clean(docker):

@@ -24,6 +24,7 @@ from agentrl.sandboxes.docker import networked as networked_module
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.daemon import remove
 from agentrl.sandboxes.docker.owner import LABEL, Owner
+from agentrl.sandboxes.lease import Lease
 
 REPO = Path(__file__).resolve().parent.parent
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, processes=48, open_files=64, output_bytes=16_000)
@@ -287,6 +288,23 @@ print(fetch("http://allowed.test/"))
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.recv(10)
+
+
+def test_a_reset_with_a_bad_path_changes_nothing_and_a_loan_that_is_over_tells_nothing(world):
+    async def main():
+        async with opened(world) as box:
+            await box.exec(["sh", "-c", "sleep 60 & echo 1 >kept"])
+            with pytest.raises(ValueError, match="must be relative"):
+                await box.reset({"../x": b""})
+            assert (await box.exec(["sh", "-c", "cat /proc/[0-9]*/comm | grep -c sleep; cat kept"])).stdout == b"1\n1\n"
+            lease = Lease(box, 1)
+            asking = asyncio.create_task(requests_of(lease))
+            await asyncio.sleep(0)
+            lease.end()
+            with pytest.raises(SandboxLost, match="loan 1"):
+                await asking
+
+    asyncio.run(main())
 
 
 def test_names_that_lead_inside_are_refused(world, monkeypatch):

@@ -259,6 +259,19 @@ def test_what_a_task_needs_is_permitted_for_one_episode():
     run(body)
 
 
+def test_a_reset_that_fails_in_any_way_ends_the_sandbox_and_not_the_episode():
+    async def body(pool, backend):
+        async with pool.lease("agent") as box:
+
+            async def full(files=NO_FILES):
+                raise OSError(24, "Too many open files")
+
+            box.sandbox.reset = full
+        assert backend.opened[0].closed and pool.counts.replaced == 1
+
+    run(body)
+
+
 def test_a_lost_one_is_replaced_in_the_background():
     async def body(pool, backend):
         async with pool.lease("agent") as box:

@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 from agentrl.errors import TaskError, VerifierError
-from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import Json, Score, Task, literal
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.hidden_tests import PYTHON
@@ -115,8 +114,8 @@ def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) 
             raise VerifierError(f"task {task.id!r}: a database needs a sandbox pool, and the submission has none")
         if path not in submission.artifacts:
             return Score(0.0, {}, f"the artifact {path} is missing")
-        found = await _read_database(submission.pool, submission.artifacts[path], python)
-        if found is None and await _read_database(submission.pool, b"", python) is None:
+        found = await _read_database(submission, submission.artifacts[path], python)
+        if found is None and await _read_database(submission, b"", python) is None:
             raise VerifierError(
                 f"task {task.id!r}: the grader reads no database at all; it needs {python} with sqlite3"
             )
@@ -138,9 +137,10 @@ def judge_tables(expected: Tables, found: Tables, rules: Rules, others: Iterable
     return Score(float(not told), {"tables": right}, _told(told) or "the rows are as expected")
 
 
-async def _read_database(pool: SandboxPool, content: bytes, python: str) -> dict[str, Any] | None:
+async def _read_database(submission: Submission, content: bytes, python: str) -> dict[str, Any] | None:
     """What the reader in the sandbox wrote, or None: it ended before it could, or wrote something else."""
-    async with pool.lease("grader") as sandbox:
+    assert submission.pool is not None
+    async with submission.pool.lease("grader", untrusted=submission.untrusted) as sandbox:
         await sandbox.put({_DATABASE: content})
         await sandbox.exec([python, "-I", "-S", "-B", "-c", _reader(), _DATABASE, _ROWS], timeout_s=_DUMP_S)
         wrote = (await sandbox.get([_ROWS])).get(_ROWS, b"")

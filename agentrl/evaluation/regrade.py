@@ -169,9 +169,16 @@ async def _grade_all(env: ToolEnv, due: Iterable[tuple[Episode, Task, int]], poo
         grading = derive_seed(seed, key.task, key.step, key.sample, "grade")
         async with room:
             try:
-                return await grade(
-                    env.verifier, Submission(task, episode.messages, episode.end, episode.artifacts, pool, grading)
+                handed_in = Submission(
+                    task,
+                    episode.messages,
+                    episode.end,
+                    episode.artifacts,
+                    pool,
+                    grading,
+                    untrusted=env.untrusted,
                 )
+                return await grade(env.verifier, handed_in)
             except InfraError as error:
                 return Score.failed(f"{type(error).__name__}: {error}")
 

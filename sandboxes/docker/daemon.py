@@ -62,7 +62,10 @@ def check_url(url: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"docker url={url!r} is none ({error}): write unix:///path or tcp://host:port") from error
     if parts.scheme not in ("unix", "tcp", "http"):
         raise ConfigError(
             f"docker url={url!r} must be unix:///path or tcp://host:port; reach another machine by"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import NO_FILES, Sandbox, SandboxLimits
+from agentrl.sandboxes.base import Sandbox, SandboxLimits
 from agentrl.sandboxes.client import Peer
 from agentrl.sandboxes.docker.network import CONNECTIONS, Link
 from agentrl.sandboxes.lease import Lease
@@ -52,17 +52,10 @@ class NetworkedSandbox(SupervisedSandbox):
         await line.mark(drop=False)
         return tuple(line.rows.values())
 
-    async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
-        """As for any sandbox; and no connection of before goes on, nor is anything of it counted for what comes.
-
-        Raises:
-            OSError: the work area is full.
-            SandboxLost: something is left, or the sandbox or its proxy died or stopped answering.
-            ValueError: a path leaves the work area, or a file is larger than any sandbox takes.
-        """
+    async def _settle(self) -> None:
+        """No connection of before goes on, nor is anything of it counted for what comes."""
         await self.kill_all()
         await self._joined().mark(drop=True)
-        await super().reset(files)
 
     async def close(self) -> None:
         """End the sandbox, its proxy and its network; safe to call twice."""
@@ -203,4 +196,6 @@ async def requests_of(sandbox: Sandbox) -> tuple[NetworkRequest, ...]:
         SandboxLost: the loan is over, or the proxy is gone.
     """
     inner = sandbox.held if isinstance(sandbox, Lease) else sandbox
-    return await inner.requests() if isinstance(inner, NetworkedSandbox) else ()
+    if not isinstance(inner, NetworkedSandbox):
+        return ()
+    return await (sandbox.call(inner.requests()) if isinstance(sandbox, Lease) else inner.requests())

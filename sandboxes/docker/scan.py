@@ -1,12 +1,14 @@
 """Looks through an image for what an agent must never find: hidden tests, reference solutions, git history.
 
 A file that a later layer deletes is still in the earlier one, so layers are read one by one. Texts are found as they
-are; a task file is found by its own field names, since its texts are escaped. Compressed files are not opened.
+are, but for indentation and the ends of lines; a task file is found by its own field names, since its texts are
+escaped. Compressed files are not opened.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -19,8 +21,10 @@ from agentrl.sandboxes.docker.images import require_image
 from agentrl.types import Task
 
 _SHORTEST = 24
-_LARGEST = 64 << 20
-_TASK_FIELDS = (b'"hidden"', b'"instruction"')
+_PIECE, _OVERLAP = 64 << 20, 1 << 20
+_TASK_FIELDS = ((b'"hidden"', b'"instruction"'), (b'"hidden"', b'"oracle"'))
+_GIT_OBJECT = re.compile(r"(^|/)objects/([0-9a-f]{2}/[0-9a-f]{38}([0-9a-f]{24})?|pack/[^/]+\.pack)$")
+_BUNDLE = b"# v2 git bundle", b"# v3 git bundle"
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,18 @@ class Needles:
         for task in tasks:
             for kind, part in (("hidden part", task.hidden), ("reference solution", task.oracle)):
                 for text in _texts(part):
-                    self._add(text.strip().encode(), f"{kind} of task {task.id!r}")
+                    self._add(_plain(text.encode()), f"{kind} of task {task.id!r}")
 
     def _add(self, text: bytes, what: str) -> None:
         if len(text) >= _SHORTEST:
-            line = max(text.splitlines(), key=len).strip()
+            line = max(text.split(b"\n"), key=len)
             self._by_line.setdefault(line, []).append((text, what))
 
     def found(self, data: bytes) -> list[str]:
         """What of it a file holds."""
-        lines = {line.strip() for line in data.splitlines()}
-        return [what for line in lines & self._by_line.keys() for text, what in self._by_line[line] if text in data]
+        lines = {line.strip() for line in data.splitlines()} & self._by_line.keys()
+        data = _plain(data) if lines else b""
+        return [what for line in lines for text, what in self._by_line[line] if text in data]
 
 
 def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Finding]:
@@ -72,7 +77,9 @@ def _look(file: IO[bytes], needles: Needles) -> Iterator[Finding]:
     with tarfile.open(fileobj=file) as saved:
         (manifest,) = json.loads(_member(saved, "manifest.json").read())
         settings = _member(saved, manifest["Config"]).read()
-        yield from (Finding(0, "image settings", why) for why in _whys(settings, needles))
+        inner = [part for text in _texts(json.loads(settings)) for part in (text, text.partition("=")[2])]
+        found = dict.fromkeys(why for text in (settings, *map(str.encode, inner)) for why in _whys(text, needles))
+        yield from (Finding(0, "image settings", why) for why in found)
         for number, name in enumerate(manifest["Layers"], 1):
             with tarfile.open(fileobj=_member(saved, name)) as layer:
                 for member in layer:
@@ -88,16 +95,25 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 def _judge(layer: tarfile.TarFile, member: tarfile.TarInfo, needles: Needles) -> Iterator[str]:
     parts = PurePosixPath(member.name).parts
-    if parts[-2:] == (".git", "HEAD") or (parts[-3:-1] == ("objects", "pack") and parts[-1].endswith(".pack")):
+    if parts[-2:] == (".git", "HEAD") or _GIT_OBJECT.search(member.name):
         yield "git history"
-    file = layer.extractfile(member) if member.isfile() and member.size <= _LARGEST else None
-    if file is not None:
-        yield from _whys(file.read(), needles)
+    if file := layer.extractfile(member) if member.isfile() else None:
+        yield from dict.fromkeys(why for piece in _pieces(file) for why in _whys(piece, needles))
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """A file in parts that fit into memory, each with the end of the one before it."""
+    end = b""
+    while data := file.read(_PIECE):
+        yield end + data
+        end = data[-_OVERLAP:]
 
 
 def _whys(data: bytes, needles: Needles) -> Iterator[str]:
-    if all(field in data for field in _TASK_FIELDS):
+    if any(all(field in data for field in fields) for fields in _TASK_FIELDS):
         yield "a task file with its hidden part"
+    if data.startswith(_BUNDLE):
+        yield "git history"
     yield from needles.found(data)
 
 
@@ -107,3 +123,8 @@ def _texts(part: Any) -> Iterator[str]:
     elif isinstance(part, dict | list):
         for item in part.values() if isinstance(part, dict) else part:
             yield from _texts(item)
+
+
+def _plain(text: bytes) -> bytes:
+    """A text without what an editor, a checkout or a heredoc changes: white space at both ends of its lines."""
+    return b"\n".join(line.strip() for line in text.strip().splitlines())

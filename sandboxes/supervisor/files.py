@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WIPE_ENTRIES = 500_000
 MANIFEST_ENTRIES = 10_000
 MANIFEST_DEPTH = 64
+MANIFEST_BYTES = 2 << 30  # of content to hash: a sparse file takes no room, but its time
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 ODD = (b"", b".", b"..")
@@ -230,10 +231,10 @@ def manifest(root: int) -> list[bytes]:
     A directory that its owner locked is listed with that mode, and then unlocked to look inside.
 
     Raises:
-        OSError: EFBIG, more than MANIFEST_ENTRIES entries or MANIFEST_DEPTH levels.
+        OSError: EFBIG, more than MANIFEST_ENTRIES entries, MANIFEST_DEPTH levels or MANIFEST_BYTES of content.
     """
     fields: list[bytes] = []
-    pending = [b""]
+    pending, left = [b""], MANIFEST_BYTES
     while pending:
         at = pending.pop()
         directory = descend(root, at)
@@ -243,7 +244,9 @@ def manifest(root: int) -> list[bytes]:
                 path = at + b"/" + name if at else name
                 if is_directory:
                     pending.append(path)
-                fields += [path, *describe(directory, name)]
+                row = describe(directory, name, left)
+                left -= int(row[2]) if row[3] else 0
+                fields += [path, *row]
         finally:
             os.close(directory)
         if at.count(b"/") >= MANIFEST_DEPTH or len(fields) > 5 * MANIFEST_ENTRIES:
@@ -263,7 +266,7 @@ def listing(root: int, path: bytes) -> list[bytes]:
         for text, _ in entries(directory, MANIFEST_ENTRIES):
             name = os.fsencode(text)
             try:
-                row = describe(directory, name, hashed=False)
+                row = describe(directory, name)
             except FileNotFoundError:  # a process of the agent is at work meanwhile
                 continue
             fields += [path + b"/" + name if path else name, *row]
@@ -272,8 +275,12 @@ def listing(root: int, path: bytes) -> list[bytes]:
     return fields
 
 
-def describe(directory: int, name: bytes, hashed: bool = True) -> list[bytes]:
-    """Kind, permission bits, size and sha256 (of files only) of one entry."""
+def describe(directory: int, name: bytes, cap: int | None = None) -> list[bytes]:
+    """Kind, permission bits, size and, unless the cap is None, sha256 (of files only) of one entry.
+
+    Raises:
+        OSError: EFBIG, a file of more bytes than the cap.
+    """
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     kind, digest = b"other", b""
     if stat.S_ISDIR(info.st_mode):
@@ -281,7 +288,7 @@ def describe(directory: int, name: bytes, hashed: bool = True) -> list[bytes]:
     elif stat.S_ISLNK(info.st_mode):
         kind = b"link"
     elif stat.S_ISREG(info.st_mode):
-        kind, digest = b"file", hash_file(directory, name) if hashed else b""
+        kind, digest = b"file", b"" if cap is None else hash_file(directory, name, cap)
     return [kind, b"%d" % stat.S_IMODE(info.st_mode), b"%d" % info.st_size, digest]
 
 
@@ -297,8 +304,12 @@ def descend(root: int, path: bytes) -> int:
     return at
 
 
-def hash_file(directory: int, name: bytes) -> bytes:
-    """Hex sha256 of a regular file; empty if it cannot be read."""
+def hash_file(directory: int, name: bytes, cap: int) -> bytes:
+    """Hex sha256 of a regular file; empty if it cannot be read.
+
+    Raises:
+        OSError: EFBIG, it has more than `cap` bytes.
+    """
     import hashlib  # loads OpenSSL, which most sandboxes never need
 
     try:
@@ -307,8 +318,13 @@ def hash_file(directory: int, name: bytes) -> bytes:
         return b""
     digest = hashlib.sha256()
     try:
+        if os.fstat(fd).st_size > cap:
+            raise OSError(errno.EFBIG, f"over {MANIFEST_BYTES >> 20} MB of files in the work area")
         while chunk := os.read(fd, 1 << 20):
+            cap -= len(chunk)
             digest.update(chunk)
+            if cap < 0:  # it grows meanwhile
+                raise OSError(errno.EFBIG, f"over {MANIFEST_BYTES >> 20} MB of files in the work area")
     finally:
         os.close(fd)
     return digest.hexdigest().encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 from agentrl.evaluation.audit.probes import Attack, Probe
 from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds, not_applicable, passes, went_wrong
@@ -134,6 +135,4 @@ def _anew(submission: Submission, number: int) -> Submission:
     """The same work under another seed, of a task that no verdict is remembered for."""
     task = submission.task
     other = task.model_copy(update={"metadata": {**task.metadata, "grading": number}})
-    return Submission(
-        other, submission.messages, submission.end, submission.artifacts, submission.pool, submission.seed + number
-    )
+    return replace(submission, task=other, seed=submission.seed + number)

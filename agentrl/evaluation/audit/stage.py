@@ -113,7 +113,15 @@ class Stage:
 
     def submission(self, task: Task, episode: Episode) -> Submission:
         """What an episode handed in, for a task that may be another one."""
-        return Submission(task, episode.messages, episode.end, episode.artifacts, self.pool, self.seed_of(task))
+        return Submission(
+            task,
+            episode.messages,
+            episode.end,
+            episode.artifacts,
+            self.pool,
+            self.seed_of(task),
+            untrusted=self.make().untrusted,
+        )
 
     async def hand_in(self, task: Task, attack: Attack) -> Submission:
         """What an agent hands in that writes an attack's files over its start state, runs its script and answers.
@@ -132,7 +140,9 @@ class Stage:
             finally:
                 await env.close()
         messages = (*opening, Message.assistant(attack.answer))
-        return Submission(task, messages, EndReason.SUBMITTED, artifacts, self.pool, self.seed_of(task))
+        return Submission(
+            task, messages, EndReason.SUBMITTED, artifacts, self.pool, self.seed_of(task), untrusted=env.untrusted
+        )
 
     async def reset(self, env: ToolEnv, task: Task, sandbox: Sandbox | None) -> tuple[Message, ...]:
         """Begin the episode that `play` would begin."""
