@@ -137,7 +137,7 @@ class ToolEnv:
                 is untrusted, or cannot keep agents to the hosts of `network`.
         """
         pool = open_pool(sandbox, size, self.sandbox_limits, allow=self.network)
-        pool.check_trust(self.needs_sandbox and self.untrusted)
+        pool.check_trust(self.untrusted)
         return pool
 
     def borrow(self, pool: SandboxPool | None) -> AbstractAsyncContextManager[Sandbox | None]:

@@ -122,15 +122,20 @@ FORMS = {
 
 
 class Unread(Sound):
-    """Three tasks with a canary in their hidden part, and an oracle that cannot know it."""
+    """Tasks with a canary in their hidden part, and an agent that cannot know it."""
 
     id = "unread-v0"
     endless = True  # so that nothing is refused
 
     def tasks(self, split, seed):
         for name, hidden in FORMS.items():
-            text = "def f(x):\n    return x * x\n"
+            text = f"def f(x):\n    return {CANARY!r}\n"
             yield make_task(name, hidden=hidden, oracle={"files": {"solution.py": text}}, files={"notes.txt": name})
+
+    def oracle_actions(self, task):
+        return super().oracle_actions(
+            task.model_copy(update={"oracle": {"files": {"solution.py": "def f(x):\n    return x * x\n"}}})
+        )
 
 
 def test_no_hidden_value_is_in_what_a_run_leaves(bubblewrap, tmp_path):

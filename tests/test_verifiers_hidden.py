@@ -30,7 +30,8 @@ TESTS = {
         "def test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(4) == 5\n"
     }
 }
-FORMS = {"cases": CASES, "check": CHECK, "tests": TESTS}
+GENERATE = {"entry_point": "f", "generate": "def generate(rng):\n    return (rng.randrange(1, 1000),)\n", "draws": 4}
+FORMS = {"cases": CASES, "generate": GENERATE, "check": CHECK, "tests": TESTS}
 
 
 def task_of(hidden: dict, oracle: str = HONEST) -> Task:
@@ -323,3 +324,64 @@ def test_passed_is_only_what_is_positively_known(evidence):
 def test_time_limits_must_make_sense():
     with pytest.raises(ValueError, match="call_s=5"):
         hidden_tests(call_s=5, wall_s=1)
+
+
+def test_generated_cases_are_others_each_time_and_the_same_for_a_seed():
+    """A candidate that knows last time's answers knows nothing."""
+    task = task_of(GENERATE)
+    learnt = "import random\nrng = random.Random(0)\nknown = {rng.randrange(1, 1000) for _ in range(4)}\n"
+    learnt += "def f(x):\n    return x + 1 if x in known else 0\n"
+
+    async def run() -> list[Score]:
+        pool = open_pool("process", size=1)
+        try:
+            files = {"solution.py": learnt.encode()}
+            return [
+                await hidden_tests()(Submission(task, (), EndReason.SUBMITTED, files, pool, seed)) for seed in (0, 1, 0)
+            ]
+        finally:
+            await pool.close()
+
+    first, second, third = asyncio.run(run())
+    assert first.value == third.value == 1.0 and second.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "why"),
+    [
+        ({"generate": "x = 1"}, TaskError, "hidden.generate defines no function named generate"),
+        ({"generate": "def generate(rng:"}, TaskError, "hidden.generate"),
+        ({"draws": 0}, TaskError, "hidden.draws is 0"),
+        ({"draws": True}, TaskError, "hidden.draws is True"),
+        ({"atol": -1}, TaskError, "hidden.atol is -1"),
+        ({"generate": "def generate(rng):\n    return 1 / 0\n"}, VerifierError, "no case could be generated: ZeroDiv"),
+        ({"generate": "def generate(rng):\n    return 'ab', 1\n"}, VerifierError, "no case could be generated: TypeE"),
+        ({"entry_point": "g"}, VerifierError, "defines no function named g"),
+    ],
+)
+def test_what_cannot_be_generated_is_said_and_never_a_number(change, error, why):
+    with pytest.raises(error, match=why):
+        run_one(task_of(GENERATE | change), HONEST)
+
+
+def test_a_reference_returns_what_its_candidate_could():
+    made = "import collections\ndef f(n):\n    return collections.Counter('ab' * n)\n"
+    plain = "def f(n):\n    return {'a': n, 'b': n}\n"
+    generate = "def generate(rng):\n    return [rng.randrange(1, 9)]\n"
+    task = task_of(GENERATE | {"generate": generate}, made)
+    assert run_all("process", task, {"same": made, "plain": plain, "wrong": "def f(n): return {}"}) == {
+        "same": Score(1.0, {"passed": 1.0}, "4 of 4 hidden tests passed"),
+        "plain": Score(1.0, {"passed": 1.0}, "4 of 4 hidden tests passed"),
+        "wrong": Score(0.0, {"passed": 0.0}, "0 of 4 hidden tests passed"),
+    }
+
+
+def test_each_case_in_a_process_of_its_own():
+    counts = "n = 0\ndef f(x):\n    global n\n    n += 1\n    return x + n\n"
+    task = task_of(CASES)
+    assert run_one(task, counts).value == 0.0
+    assert run_one(task, counts, fresh="case").value == 1.0
+    assert run_one(task, HONEST, fresh="case").value == 1.0
+    ends = "import os\ndef f(x):\n    return os._exit(0) if x == 4 else x + 1\n"
+    score_ = run_one(task, ends, fresh="case", partial=True)
+    assert score_.value < 1.0 and "the candidate's process ended" in score_.why

@@ -30,6 +30,7 @@ from agentrl.policies import Scripted, TokenPolicy
 from agentrl.records import read_episodes, write_json_atomic
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
+from agentrl.sandboxes import TRUSTED, open_pool
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.optim import MuonAdamW
 from agentrl.trainers.session import train_with_display
@@ -106,6 +107,7 @@ def prepare_demo(
         raise ConfigError(f"run folder {folder} is in use: choose another with --out, or delete it")
     torch.set_flush_denormal(True)
     make = factory(plan.env, **dict(plan.knobs))
+    sandbox = _trusting(sandbox)
     threads = torch.get_num_threads()
     console.print(
         f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads", soft_wrap=True
@@ -135,6 +137,12 @@ def prepare_demo(
         "micro_tokens": plan.micro_tokens,
     }
     return check_config(row, "demo")
+
+
+def _trusting(sandbox: str) -> str:
+    """Where there is no boundary the demo says the word of trust: all programs come from the model that it made."""
+    backend = open_pool(sandbox).backend
+    return backend.name if backend.is_boundary else TRUSTED
 
 
 def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str) -> list[Episode]:

@@ -32,6 +32,7 @@ class BugFix(ToolEnv):
     verifier = if_submitted(remembered(hidden_tests(), unless=met_a_limit))
     limits = Limits(turns=8, tool_calls=12, bad_calls=1, turn_tokens=128, wall_s=60, tool_s=10)
     needs_sandbox = True
+    untrusted = True
     endless = True
 
     def __init__(self, **knobs: Any) -> None:
