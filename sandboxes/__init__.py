@@ -5,7 +5,6 @@ from __future__ import annotations
 if __name__ == "sandboxes":
     raise ImportError("import agentrl.sandboxes, not sandboxes")
 
-import sys
 from collections.abc import Callable, Sequence
 
 from agentrl.errors import ConfigError
@@ -70,7 +69,8 @@ def open_pool(
     *,
     allow: Allow | Sequence[str] = (),
 ) -> Pool:
-    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that works, saying so.
+    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that works, said when it
+    is used.
 
     Nothing is started before the first lease. `process` is no boundary, so it refuses environments that say that
     their code is untrusted; `trusted-process` is the same backend for whoever trusts them.
@@ -96,9 +96,8 @@ def open_pool(
     for kind in checks if name == "auto" else (name,):
         problem = checks[kind]()
         if problem is None:
-            if problems:
-                print(f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox", file=sys.stderr)
-            return Pool(_backend(kind, network), size, limits, trust=trust)
+            notice = f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox" if problems else ""
+            return Pool(_backend(kind, network), size, limits, trust=trust, notice=notice)
         problems.append(problem)
     raise ConfigError(f"sandbox={name!r} cannot be used: {problems[0]}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,7 @@ class Pool:
         *,
         recycle_after: int = RECYCLE_AFTER,
         trust: bool = False,
+        notice: str = "",
     ) -> None:
         """Nothing is started yet.
 
@@ -99,6 +101,7 @@ class Pool:
             size: by default what cores and memory of this machine carry.
             recycle_after: resets after which a sandbox is ended and replaced.
             trust: whether untrusted environments may run on a backend that is no boundary.
+            notice: what is said on stderr before the first sandbox is lent.
 
         Raises:
             ConfigError: a size or a number of resets below 1.
@@ -113,6 +116,7 @@ class Pool:
         self._size = size or default_size(self.limits)
         self._recycle_after = recycle_after
         self._trust = trust
+        self._notice = notice
         self._epochs = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starts = asyncio.Semaphore()
@@ -151,6 +155,7 @@ class Pool:
             raise ConfigError(f"role={role!r} of a sandbox must be 'agent' or 'grader'")
         permitted = _checked(isolation, needs)
         fresh = isolation == "fresh" or bool(permitted)
+        self.tell()
         slots = await self._slots_of(role)
         await slots.free.acquire()
         opening = self._start(self._obtain(slots, fresh, permitted))
@@ -189,6 +194,12 @@ class Pool:
         if self._loop is asyncio.get_running_loop():
             await asyncio.gather(*self._tasks, return_exceptions=True)  # their leases see what they raise
             await self._end_all()
+
+    def tell(self) -> None:
+        """Say on stderr, once, what there is to know of this pool before it is used."""
+        if self._notice:
+            print(self._notice, file=sys.stderr)
+            self._notice = ""
 
     def check_trust(self, untrusted: bool) -> None:
         """Whether an environment may run here.

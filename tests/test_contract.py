@@ -30,8 +30,10 @@ def test_what_ships_keeps_the_contract(env_id, bubblewrap):
 def test_a_fallback_is_said_once(monkeypatch, capsys):
     monkeypatch.setattr(sandboxes, "missing", lambda: "no bubblewrap here")
     monkeypatch.setattr(sandboxes, "docker_missing", lambda: "no docker here")
-    assert problems(factory("calc-v0")) == {}
+    assert problems(type("Sandboxed", (Good,), {"needs_sandbox": True})) == {}
     assert capsys.readouterr().err.count("falling back to the process sandbox") == 1
+    assert problems(factory("calc-v0")) == {}
+    assert capsys.readouterr().err == ""
 
 
 class Good(Echo):

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import require
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import Allow, DockerBackend, Pool, SandboxLimits, requests_of
@@ -106,8 +107,7 @@ def left_behind(run_or_pid):
 @pytest.fixture(scope="module")
 def world():
     """A network outside with one server, called allowed.test, other.test and below.allowed.test in it."""
-    if not first_daemon().api().images("agentrl-agent"):
-        pytest.skip("no image agentrl-agent")
+    require("docker")
     api, labels = first_daemon().api(), Owner.me().labels(3600) | {"agentrl.test": "world"}
     name = f"agentrl-test-{labels['agentrl.run']}"
     outside = api.create_network(name, driver="bridge", labels=labels)["Id"]

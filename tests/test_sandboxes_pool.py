@@ -426,11 +426,16 @@ def test_pools_by_name(capsys, monkeypatch):
     for name in ("bubblewrap", "docker"):
         with pytest.raises(ConfigError, match=f"{name!r} cannot be used: (install the Debian package|start dockerd)"):
             open_pool(name)
-    assert isinstance(open_pool("auto").backend, ProcessBackend)
-    assert "start dockerd; falling back to the process sandbox" in capsys.readouterr().err
+    pool = open_pool("auto")
+    assert isinstance(pool.backend, ProcessBackend) and capsys.readouterr().err == ""
+    pool.tell()
+    pool.tell()
+    assert capsys.readouterr().err.count("start dockerd; falling back to the process sandbox") == 1
     monkeypatch.setattr(sandboxes, "docker_missing", lambda: None)
     assert isinstance(open_pool("docker").backend, DockerBackend)
-    assert isinstance(open_pool("auto").backend, DockerBackend)
+    pool = open_pool("auto")
+    pool.tell()
+    assert isinstance(pool.backend, DockerBackend)
     assert "falling back to the docker sandbox" in capsys.readouterr().err
     monkeypatch.setattr(sandboxes, "missing", lambda: None)
     assert isinstance(open_pool("auto").backend, BubblewrapBackend)

@@ -106,6 +106,7 @@ def test_what_the_supervisor_itself_takes_is_no_difference(home):
     inside(body, SandboxLimits(disk_mb=40))
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_without_a_group_each_process_is_bounded(monkeypatch):
     monkeypatch.setattr(bubblewrap, "home", lambda: None)
     assert "per process" in bubblewrap.memory_bound()

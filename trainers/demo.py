@@ -141,8 +141,9 @@ def prepare_demo(
 
 def _trusting(sandbox: str) -> str:
     """Where there is no boundary the demo says the word of trust: all programs come from the model that it made."""
-    backend = open_pool(sandbox).backend
-    return backend.name if backend.is_boundary else TRUSTED
+    pool = open_pool(sandbox)
+    pool.tell()
+    return pool.backend.name if pool.backend.is_boundary else TRUSTED
 
 
 def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str) -> list[Episode]:

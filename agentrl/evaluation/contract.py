@@ -95,6 +95,8 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
 def _usable(sandbox: str, env: ToolEnv) -> str:
     """The backend that will serve: one that cannot be had is no fault of the environment, and "auto" is said once."""
     pool = env.open_pool(sandbox)
+    if env.needs_sandbox:
+        pool.tell()
     return pool.backend.name if sandbox == "auto" else sandbox
 
 
