@@ -334,7 +334,7 @@ class Pool:
 def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
     if isolation not in get_args(Isolation):
         raise ConfigError(f"isolation={isolation!r} of an environment must be 'reset' or 'fresh'")
-    found = frozenset(needs)
+    found = frozenset([needs] if isinstance(needs, str) else needs)
     if unknown := found - set(get_args(Need)):
         raise ConfigError(f"needs={sorted(unknown)} of an environment are unknown; use {' or '.join(get_args(Need))}")
     return found

@@ -411,6 +411,7 @@ def test_bad_settings_are_refused_before_anything_runs():
         ({"url": "tcp://[::1"}, "write unix:///path"),
         ({"url": " , "}, "names no daemon"),
         ({"lifetime_s": 0}, "lifetime_s=0"),
+        ({"userns": "private"}, "userns='private' is unknown"),
     ):
         with pytest.raises(ConfigError, match=match):
             DockerBackend(**options)

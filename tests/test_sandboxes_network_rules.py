@@ -306,6 +306,9 @@ def test_what_cannot_be_allowed_is_told():
         Allow(private="example.org")
     with pytest.raises(ConfigError, match="names no host"):
         Allow()
+    for name in ("localhost", "LOCALHOST:8080", "a.localhost", ".localhost"):
+        with pytest.raises(ConfigError, match="is the sandbox itself"):
+            Allow(name)
     with pytest.raises(ConfigError, match="outside='host'"):
         Allow("example.org", outside="host")
     with pytest.raises(ConfigError, match="must be positive"):

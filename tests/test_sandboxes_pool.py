@@ -525,3 +525,14 @@ def test_nothing_outlives_a_killed_host(name, request):
     if name == "process":
         assert len(folders) == 3
         assert not any(os.path.exists(os.path.dirname(folder)) for folder in folders)
+
+
+def test_one_need_may_be_written_as_a_word():
+    async def body(pool, backend):
+        with pytest.raises(ConfigError, match=r"needs=\['root'\] of an environment are unknown"):
+            async with pool.lease("agent", needs="root"):
+                pass
+        async with pool.lease("agent", needs="ptrace"):
+            pass
+
+    run(body)

@@ -54,7 +54,8 @@ class DockerBackend:
                 `agentrl images build` made.
             url: of the daemon, several with commas between them; None for AGENTRL_DOCKER_URL or DOCKER_HOST.
             runtime: an OCI runtime that the daemons know, as runsc or kata; None for AGENTRL_DOCKER_RUNTIME or theirs.
-            userns: user-namespace mode of the containers; None for AGENTRL_DOCKER_USERNS or the daemons' default.
+            userns: "host" switches a daemon's remapping of users off; None for AGENTRL_DOCKER_USERNS or the daemons'
+                own mode.
             network: "none", or `Allow` with the hosts that agents may reach; graders never have one.
             lifetime_s: age at which another machine's start may take a container for abandoned.
 
@@ -75,6 +76,11 @@ class DockerBackend:
         self._allow = network if isinstance(network, Allow) else None
         self._runtime = runtime or os.environ.get("AGENTRL_DOCKER_RUNTIME") or None
         self._userns = userns or os.environ.get("AGENTRL_DOCKER_USERNS") or None
+        if self._userns not in (None, "host"):
+            raise ConfigError(
+                f"docker userns={self._userns!r} is unknown: leave it out for the daemon's own mode (AGENTRL_DOCKER_USERNS"
+                " too), or say 'host' to switch its remapping off"
+            )
         self._owner = Owner.me()
         self._daemons = [Daemon(part, self._owner) for part in urls]
         self._layers: dict[tuple[str, str], Layered] = {}

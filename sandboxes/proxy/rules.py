@@ -53,6 +53,11 @@ def rule(text: str, private: bool = False) -> Rule:
             f"allow={text!r} is no host: write example.org, example.org:8443, or .example.org for all names below it;"
             " no address, no scheme, no path, no wildcard, and international names in their xn-- form"
         )
+    if host.rpartition(".")[2] == "localhost":
+        raise ValueError(
+            f"allow={text!r} is the sandbox itself, which asks no proxy for it: give this machine a name that its"
+            " resolver knows, and name it in private="
+        )
     return Rule(host, name.startswith("."), ports, private)
 
 
