@@ -78,8 +78,8 @@ class DockerBackend:
         self._userns = userns or os.environ.get("AGENTRL_DOCKER_USERNS") or None
         if self._userns not in (None, "host"):
             raise ConfigError(
-                f"docker userns={self._userns!r} is unknown: leave it out for the daemon's own mode (AGENTRL_DOCKER_USERNS"
-                " too), or say 'host' to switch its remapping off"
+                f"docker userns={self._userns!r} is unknown: leave it out (and AGENTRL_DOCKER_USERNS) for the daemon's"
+                " own mode, or say 'host' to switch its remapping off"
             )
         self._owner = Owner.me()
         self._daemons = [Daemon(part, self._owner) for part in urls]
