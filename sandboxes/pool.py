@@ -334,10 +334,10 @@ class Pool:
 def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
     if isolation not in get_args(Isolation):
         raise ConfigError(f"isolation={isolation!r} of an environment must be 'reset' or 'fresh'")
-    found = frozenset([needs] if isinstance(needs, str) else needs)
+    found = {needs} if isinstance(needs, str) else set(needs)
     if unknown := found - set(get_args(Need)):
         raise ConfigError(f"needs={sorted(unknown)} of an environment are unknown; use {' or '.join(get_args(Need))}")
-    return found
+    return frozenset(need for need in get_args(Need) if need in found)
 
 
 def default_size(limits: SandboxLimits) -> int:
