@@ -101,10 +101,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """Test files that import the candidate; `ids` are the tests that their text defines, each expected to pass."""
+    """Test files that import the candidate; `ids` are the tests that their text defines, each expected to pass.
+
+    Attributes:
+        by_pytest: whether they need what only pytest has: fixtures, or a conftest.py.
+    """
 
     tests: Mapping[str, str]
     ids: tuple[str, ...]
+    by_pytest: bool = False
 
     @property
     def count(self) -> int:
@@ -254,7 +259,29 @@ def _read_tests(task: Task, files: Json) -> Tests:
         raise _error(task, "hidden.tests", "defines no test; name test functions test_*")
     if len(set(ids)) != len(ids):
         raise _error(task, "hidden.tests", "defines a test twice; give each its own name")
-    return Tests(files, ids)
+    return Tests(files, ids, by_pytest=any(map(_wants_pytest, parsed, parsed.values())))
+
+
+def _wants_pytest(name: str, module: ast.Module) -> bool:
+    """Whether a file is a conftest.py, defines a fixture, or has a test with an argument that no parameters give."""
+    nodes = list(ast.walk(module))
+    given = {"self"}.union(*(_parameters(node) for node in nodes if isinstance(node, ast.Call)))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    called = [ast.unparse(mark).partition("(")[0] for node in functions for mark in node.decorator_list]
+    wanted = {arg.arg for node in functions if node.name.startswith("test_") for arg in node.args.args}
+    has_fixture = any(mark.endswith("fixture") for mark in called)
+    return name.rpartition("/")[2] == "conftest.py" or has_fixture or not wanted <= given
+
+
+def _parameters(call: ast.Call) -> set[str]:
+    """Argument names that a call of `parametrize` gives values for."""
+    if not call.args or not ast.unparse(call.func).endswith("parametrize"):
+        return set()
+    try:
+        names = ast.literal_eval(call.args[0])
+    except ValueError:
+        return set()
+    return {part.strip() for part in (names.split(",") if isinstance(names, str) else names)}
 
 
 def test_names(module: ast.Module) -> list[str]:

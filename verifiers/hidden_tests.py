@@ -31,7 +31,7 @@ _PARTS = {
     "cases": ("codec", "child", "judge"),
     "generate": ("codec", "lazy", "child", "judge"),
     "check": ("codec", "lazy", "child", "judge"),
-    "tests": ("codec", "minitest", "child", "judge"),
+    "tests": ("codec", "minitest", "pytest_run", "child", "judge"),
 }
 _FACTS = {
     "time_limit": "a time limit was met",
@@ -112,7 +112,7 @@ def hidden_tests(
         if missing:
             return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
         if isinstance(hidden, Tests):
-            evidence = await _controlled(submission, await _copies(submission, hidden, budget, kept), budget)
+            evidence = await _controlled(submission, hidden, await _copies(submission, hidden, budget, kept), budget)
         elif isinstance(hidden, Cases) and fresh == "case":
             evidence = await _one_by_one(submission, hidden, budget)
         else:
@@ -127,7 +127,7 @@ async def _copies(submission: Submission, hidden: Tests, budget: Budget, kept: K
     reference = replace(submission, artifacts=_reference(task))
 
     async def judge(tests: Mapping[str, str]) -> str:
-        return (await _find_evidence(reference, Tests(tests, hidden.ids), budget)).outcomes
+        return (await _find_evidence(reference, replace(hidden, tests=tests), budget)).outcomes
 
     return await kept.copies(task, hidden, judge)
 
@@ -143,14 +143,14 @@ async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> 
     return Evidence(outcomes, calls=calls)
 
 
-async def _controlled(submission: Submission, copies: Copies, budget: Budget) -> Evidence:
+async def _controlled(submission: Submission, hidden: Tests, copies: Copies, budget: Budget) -> Evidence:
     """The evidence of true and of wrong copies taken together: p is a test that was right about every copy.
 
     It ends where no test can count any more: a candidate that ends a process or meets a limit gets nothing.
     """
     outcomes, calls, forged = ["p"] * len(copies.ids), 0, False
     for tests, wanted in copies.rounds(random.SystemRandom()):
-        evidence = await _find_evidence(submission, Tests(tests, copies.ids), budget)
+        evidence = await _find_evidence(submission, replace(hidden, tests=tests), budget)
         calls += evidence.calls
         if evidence.fact or evidence.survived:
             return replace(evidence, outcomes="-" * len(copies.ids), calls=calls)
@@ -250,6 +250,7 @@ def _request(hidden: Hidden, budget: Budget, seed: int) -> dict[str, Any]:
             request |= {"form": "check", "path": hidden.path, "entry_point": hidden.entry_point, "check": hidden.check}
         case Tests():
             request |= {"form": "tests", "tests": dict(hidden.tests), "ids": list(hidden.ids)}
+            request |= {"by_pytest": hidden.by_pytest}
     return request
 
 

@@ -45,7 +45,7 @@ def reduce(value: Any) -> Any:
 
 
 def serve() -> None:
-    """Answer the judge's requests until it hangs up: ("load", path, name), ("call", args, kwargs), ("tests", files).
+    """Answer the judge's requests until it hangs up: load path name, call args kwargs, tests files by-pytest.
 
     Answers: ("ok",), ("value", result), ("test", id, outcome) and at last ("done",), or ("raised", type name).
     """
@@ -59,7 +59,7 @@ def serve() -> None:
             elif request[0] == "call" and function is not None:
                 answer = ("value", function(*request[1], **request[2]))
             else:
-                _run_tests(request[1])
+                _run_tests(request[1], request[2])
                 answer = ("done",)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt of a candidate are answers too
             answer = ("raised", type(error).__name__[:60])
@@ -84,8 +84,11 @@ def _load(path: str, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _run_tests(files: dict[str, str]) -> None:
-    from agentrl.verifiers.runner.minitest import run
+def _run_tests(files: dict[str, str], by_pytest: bool) -> None:
+    if by_pytest:
+        from agentrl.verifiers.runner.pytest_run import run
+    else:
+        from agentrl.verifiers.runner.minitest import run
 
     for test, outcome in run(files):
         Writer(_send).send(("test", test, outcome))

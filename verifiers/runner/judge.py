@@ -330,7 +330,9 @@ def _judge_check(candidate: Candidate, request: dict[str, Any], outcomes: list[s
 
 def _judge_tests(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
     places = {name: index for index, name in enumerate(request["ids"])}
-    candidate.send(("tests", request["tests"]), candidate.deadline)
+    if request["by_pytest"] and not os.path.exists(f"{PACKAGES}/pytest"):
+        raise Broken(f"tests with fixtures or a conftest.py need pytest in {PACKAGES} of the grader's image")
+    candidate.send(("tests", request["tests"], request["by_pytest"]), candidate.deadline)
     while True:
         answer = candidate.receive(candidate.deadline)
         candidate.calls += 1

@@ -1,7 +1,7 @@
 """Runs pytest-style test functions in the candidate's process, for tests that import the candidate.
 
 Offered are plain functions and methods `test_*`, unittest.TestCase with its set-up, coroutines, and of pytest
-`raises`, `approx`, `mark.parametrize` and `skip` (a skipped test has not passed). Fixtures are not offered.
+`raises`, `approx`, `mark.parametrize` and `skip` (a skipped test has not passed). What wants more goes to `pytest_run`.
 """
 
 from __future__ import annotations
