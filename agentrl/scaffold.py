@@ -36,11 +36,11 @@ class {cls}(ToolEnv):
         letters = "abcdefghijklm" if split == "train" else "nopqrstuvwxyz"
         rows = [(word, letter) for word in WORDS for letter in letters]
         random.Random(seed).shuffle(rows)
-        for word, letter in rows:
+        for number, (word, letter) in enumerate(rows):
             count = word.count(letter)
             yield Task(
                 id=f"{{word}}-{{letter}}",
-                instruction=f"How often does {{letter!r}} stand in the word?",
+                instruction=f"Word {{split}}-{{number}}: how often does {{letter!r}} stand in it?",
                 metadata={{"word": word}},
                 hidden={{"answer": count}},
                 oracle={{"calls": [{{"name": "spell", "arguments": {{}}}}], "answer": str(count)}},

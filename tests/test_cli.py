@@ -194,6 +194,7 @@ def test_new_then_check_then_eval(run, tmp_path):
     (file, test) = last_json(out)["files"]
     assert code == 0 and file.endswith("letter_count.py") and test.endswith("test_letter_count.py")
     assert run("check", f"{file}:LetterCount", "--json")[0] == 0
+    assert run("audit", f"{file}:LetterCount", "--tasks", "2", "--json")[0] == 0
     code, out, _ = run("eval", f"{file}:LetterCount", "--limit", "5", "--json")
     assert code == 0 and last_json(out)["pass_at"] == {"1": 1.0}
     code, _, err = run("new", "letter-count", "--out", tmp_path)

@@ -10,6 +10,7 @@ from helpers import Echo, make_task
 from agentrl import sandboxes
 from agentrl.errors import ConfigError
 from agentrl.evaluation.contract import check_environment
+from agentrl.evaluation.leaks import shown_secret
 from agentrl.registry import factory
 from agentrl.scaffold import write_environment
 from agentrl.tools import tool
@@ -115,6 +116,13 @@ def _prompt_of_moment(self):
 def test_a_broken_promise_is_named(env, rule, why):
     found = problems(env)
     assert any(name.startswith(rule) and why in problem for name, problem in found.items()), found
+
+
+@pytest.mark.parametrize("quoted", [str, str.strip])
+def test_a_shown_solution_is_seen_without_its_last_line_end_too(quoted):
+    text = "def total(numbers):\n    return sum(numbers)\n"
+    task = make_task("t", instruction=f"Like so: {quoted(text)}", oracle={"files": {"solution.py": text}})
+    assert shown_secret(task) == text.strip()
 
 
 def test_an_environment_that_crashes_on_bad_calls_is_red():

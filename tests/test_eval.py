@@ -8,6 +8,7 @@ from helpers import Echo, loop_threads, make_task, tiny_model_folder, wait_for
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
+from agentrl.evaluation.summary import summary_lines
 from agentrl.records import iter_episodes, read_episodes
 from agentrl.registry import factory
 from agentrl.taskfile import write_tasks
@@ -172,6 +173,9 @@ def test_tried_again_counts_apart(tmp_path):
     assert result["n_episodes"] == 10 and result["n_failed_infra"] == 1 and result["n_retried"] == 2
     assert result["pass_at"]["1"] == 1.0 and result["n_excluded"]["1"] == 1
     assert result["end_reasons"] == {"answered": 9, "tool_fault": 1}
+    lines = list(summary_lines(result))
+    assert lines[0].endswith(" 9 tasks; 1 left out, with fewer than 1 scored samples)")
+    assert [line for line in lines if line.startswith("failed, tool_fault, first: test-1: ") and "blip" in line]
     assert len(list(iter_episodes(tmp_path / "episodes.jsonl"))) == 12
     failures.clear()
     healed = evaluate(plan)  # the failed one is played again, and only that one

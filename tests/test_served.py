@@ -232,6 +232,13 @@ def test_an_evaluation_of_a_served_model(tmp_path):
     assert sum(episode.counts.usd for episode in read_episodes(tmp_path / "episodes.jsonl").values()) > 0
 
 
+@pytest.mark.parametrize("address", ["localhost/v1", "localhost:8000", "127.0.0.1:8000/v1", "my.host/v1"])
+def test_an_address_without_http_is_never_sent_to_another_server(address, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    with pytest.raises(ConfigError, match=f"base_url='{address}' is no address"):
+        evaluate(EvalPlan(Sayer, f"openai:m@{address}"))
+
+
 def test_the_command_line_evaluates_a_served_model():
     with chat_server(completion("0", usage=(100, 10))) as server:
         words = ("eval", "calc-v0", "--limit", "2", "--policy", f"openai:m@{server.url}", "--price", "1,2")

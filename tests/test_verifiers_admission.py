@@ -90,7 +90,7 @@ def test_what_can_be_seen_without_running(fields, kind, words):
         ({"hidden": {"entry_point": "f", "check": "def check(c):\n    c(1)\n"}}, "vacuous", "stub"),
         ({"hidden": {"entry_point": "f", "check": "import nosuch\ndef check(c):\n    c(1)\n"}}, "hidden", "nosuch"),
         ({"files": {"solution.py": CODE}}, "vacuous", "unchanged start state"),
-        ({"threshold": 1.5}, "oracle", "scores 1.0"),
+        ({"threshold": 1.5}, "oracle", "below threshold 1.5"),
         ({"hidden": with_test("    assert f(1) == 3\n")}, "oracle", "test_x.py::test_a"),
         ({"hidden": with_test("    want = [f(x) for x in (1, 2)]\n    assert want == want\n")}, "hidden", "literals"),
         ({"hidden": with_test("    assert f(1) != 5\n")}, "vacuous", "stub"),

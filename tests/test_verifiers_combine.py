@@ -69,6 +69,11 @@ def test_a_failure_is_not_remembered_and_hangs_nobody():
     assert inner.asked == 3
 
 
+def test_a_shaped_verdict_is_not_remembered():
+    (got,) = ask(remembered(Counting(Score(1.1, unshaped=1.0))), submission())
+    assert isinstance(got, ContractError)
+
+
 def test_a_verdict_of_the_clock_is_asked_for_again():
     inner = Counting(Score(0.0, {}, "too slow"), Score(1.0))
     verifier = remembered(inner, unless=lambda score: "slow" in score.why)

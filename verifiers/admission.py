@@ -76,7 +76,8 @@ async def admit_task(
     except (TaskError, VerifierError) as error:
         return Refusal(task.id, "oracle" if "field oracle" in str(error) else "hidden", str(error))
     if not _passes(score, task):
-        why = f"the reference scores {score.value} ({score.why}); mend field oracle or field hidden"
+        below = f", below threshold {task.threshold}" if task.threshold != 1 else ""
+        why = f"the reference scores {score.value} ({score.why}){below}; mend field oracle or field hidden"
         return Refusal(task.id, "oracle", why)
     for name, artifacts in _idle(task).items():
         score = await verifier(_submission(task, artifacts, "", pool, untrusted))

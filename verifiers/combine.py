@@ -215,6 +215,8 @@ def remembered(
             if content in known:
                 return known[content]
             score = await verifier(submission)
+            if score.unshaped is not None:
+                raise ContractError("remembered() was given a shaped verifier; shape what it gives instead")
             if score.value is not None and not unless(score):
                 known[content] = score
             while len(known) > size:

@@ -30,6 +30,7 @@ def shown_secret(task: Task) -> str:
     """A long text of the hidden part or the oracle that the agent's view of the task holds; empty if there is none."""
     seen = list(texts_in(task.view().model_dump(mode="json")))
     for secret in texts_in([task.hidden, task.oracle]):
+        secret = secret.strip()  # a quotation seldom keeps the last line end
         if len(secret) >= SHOWN and any(secret in text for text in seen):
             return secret
     return ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from agentrl.verifiers.admission import admit
 from agentrl.verifiers.hidden import FORMS
 
 POLICIES = "oracle, noop, hf:PATH or openai:MODEL@URL"
+_BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         "split": plan.split,
         "seed": plan.seed,
         **summarize(episodes, plan.ks),
+        "failures": _failures(episodes),
         "n_retried": len(attempts) - len(episodes),
         "n_outside_plan": len({episode.key for episode in done} - {episode.key for episode in attempts}),
         "n_refused": len(refused),
@@ -171,7 +174,7 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
 def _served_policy(address: str, plan: EvalPlan) -> Policy:
     """The policy of `MODEL@URL`; without an address it is the official server."""
     model, at, url = address.rpartition("@")
-    if at and "://" not in url:  # an @ of the model's own name
+    if at and "://" not in url and not _BARE_ADDRESS.search(url):  # an @ of the model's own name
         model, at = address, ""
     prices = Prices(*plan.prices) if plan.prices else None
     return ServedPolicy(model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices)
@@ -208,6 +211,15 @@ async def _refused(env: ToolEnv, tasks: Sequence[Task], pool: SandboxPool) -> di
     """Task id -> why it is not played. Generated tasks, which do not end, are vouched for by `agentrl check`."""
     code = [] if env.endless else [task for task in tasks if task.hidden.keys() & FORMS]
     return await admit(code, env.verifier, pool, untrusted=env.untrusted)
+
+
+def _failures(episodes: Iterable[Episode]) -> dict[str, str]:
+    """Ending -> task and reason of the first episode that infrastructure failed so."""
+    first: dict[str, str] = {}
+    for episode in episodes:
+        if episode.reward is None:
+            first.setdefault(episode.end.value, f"{episode.task.id}: {episode.failure or episode.score.why}")
+    return first
 
 
 def _recorded(plan: EvalPlan, run: str) -> list[Episode]:

@@ -13,9 +13,14 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"pass@{k} unknown: infrastructure failed too many samples of every task"
             continue
         low, high = result["ci95"][k]
-        yield f"pass@{k} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {result['n_tasks']} tasks)"
+        excluded = result["n_excluded"][k]
+        left_out = f"; {excluded} left out, with fewer than {k} scored samples" if excluded else ""
+        tasks = f"{result['n_tasks'] - excluded} tasks{left_out}"
+        yield f"pass@{k} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {tasks})"
     failed = f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were tried again)"
     yield f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}"
+    for name, why in result["failures"].items():
+        yield f"failed, {name}, first: {why}"
     if outside := result["n_outside_plan"]:
         yield f"recorded here but outside of this plan: {outside} episodes, in none of these figures"
     for task_id, why in result["refused"].items():

@@ -108,7 +108,7 @@ PROMISES = (
     Promise(
         "duplicates",
         "no task stands twice, nor, renamed or nearly, in two splits",
-        "split by a hash of what stays the same under renaming, and drop duplicates before splitting",
+        "split by a hash of what stays under renaming; let instruction or files say what only metadata tells apart",
         tasks_differ,
     ),
     Promise(

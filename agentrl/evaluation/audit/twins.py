@@ -44,8 +44,8 @@ async def tasks_differ(stage: Stage) -> Finding:
     wrong = sorted(within if stage.env.one_split else [*across, *within])
     if wrong:
         (_, one), (_, other) = (rows[index] for index in wrong[0])
-        alike = f"is {near[wrong[0]]:.0%} alike" if wrong[0] in near else "is the same"
-        return broken(other.id, f"it {alike} as {one.id} ({rows[wrong[0][0]][0]})", **counts)
+        alike = f"is {near[wrong[0]]:.0%} like" if wrong[0] in near else "is the same as"
+        return broken(other.id, f"it {alike} {one.id} ({rows[wrong[0][0]][0]})", **counts)
     return holds(**counts)
 
 
