@@ -224,8 +224,9 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         result = run(plan, EvalProgress(lambda total: bar.restart(f"{env} · {policy}", total), bar.episode))
     if as_json:
         print_json(result)
-        return
-    print("\n".join(summary_lines(result)))
+    else:
+        print("\n".join(summary_lines(result)))
+    raise typer.Exit(1 if result["n_episodes"] == result["n_failed_infra"] > 0 else 0)
 
 
 @app.command()

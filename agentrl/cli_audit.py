@@ -10,6 +10,7 @@ import typer
 
 from agentrl.cli_options import Json, Sandbox, Set, Trust, print_json, read_settings, trusted
 
+_MOST_SHOWN = 4
 _MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-"}
 
 
@@ -55,14 +56,16 @@ def regrade(
     from agentrl.evaluation.regrade import regrade as again
 
     result = again(RegradePlan(run, env, read_settings(set_), trusted(sandbox, trust)))
+    nothing = typer.Exit(0 if result["n_regraded"] else 1)
     if as_json:
         print_json(result)
-        return
+        raise nothing
     print(f"{result['n_changed']} of {result['n_regraded']} scores changed; wrote {result['out']}")
     for why, count in result["skipped"].items():
         print(f"left out {count}: {why}")
     for row in result["changed"]:
         print(f"{'/'.join(map(str, row['key']))}: {row['old']['value']} -> {row['new']['value']} ({row['new']['why']})")
+    raise nothing
 
 
 def _print_table(result: Mapping[str, Any], fix_hints: bool) -> None:
@@ -90,9 +93,14 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
     return [f"{name} {_short(value)}" for name, value in row["evidence"].items()]
 
 
+def _listed(words: list[str]) -> str:
+    more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return ", ".join(words[:_MOST_SHOWN]) + more or "none"
+
+
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_short(item)}" for name, item in value.items()) or "none"
+        return _listed([f"{name} {_short(item)}" for name, item in value.items()])
     if isinstance(value, list):
-        return ", ".join(map(_short, value)) or "none"
+        return _listed([_short(item) for item in value])
     return f"{value:.4g}" if isinstance(value, float) else str(value)

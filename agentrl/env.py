@@ -5,13 +5,14 @@ Authors write messages and tools, never tokens; the instance sees a TaskView, ne
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -33,6 +34,18 @@ class Step:
     end: EndReason | None = None
 
 
+def _with_artifacts(tasks: Callable[[ToolEnv, str, int], Iterator[Task]]) -> Callable[..., Iterator[Task]]:
+    """So that verifiers, admission and audit see what leaves the sandbox, wherever it was declared."""
+
+    @functools.wraps(tasks)
+    def declared(self: ToolEnv, split: str, seed: int) -> Iterator[Task]:
+        for task in tasks(self, split, seed):
+            bare = self.artifacts and not task.artifacts
+            yield task.model_copy(update={"artifacts": self.artifacts}) if bare else task
+
+    return declared
+
+
 class ToolEnv:
     """Base class of environments.
 
@@ -49,6 +62,8 @@ class ToolEnv:
         needs: what its code has to do that sandboxes refuse, of "ptrace" and "sysvipc"; such a sandbox is a fresh one.
         untrusted: whether its own code is; then no sandbox without a boundary is taken, unless the pool is told to.
         endless: whether its splits never end.
+        screened: whether a task is played only if its reference passes and doing nothing does not; tasks with hidden
+            tests are screened in any case.
         one_split: whether "train" and "test" are the same tasks, on purpose; good for evaluation alone.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
 
@@ -68,6 +83,7 @@ class ToolEnv:
     needs: tuple[Need, ...] = ()
     untrusted: bool = False
     endless: bool = False
+    screened: bool = False
     one_split: bool = False
     artifacts: tuple[str, ...] = ()
 
@@ -75,10 +91,12 @@ class ToolEnv:
     rng: random.Random
 
     def __init_subclass__(cls) -> None:
-        """A verifier that is a plain function stays one: it must not become a method of the environment."""
+        """A verifier that is a plain function stays one, and no method; tasks have the artifacts of their class."""
         super().__init_subclass__()
         if inspect.isfunction(cls.__dict__.get("verifier")):
             cls.verifier = staticmethod(cls.__dict__["verifier"])
+        if inspect.isfunction(cls.__dict__.get("tasks")):
+            cls.tasks = _with_artifacts(cls.__dict__["tasks"])  # type: ignore[method-assign]
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """Yield the tasks of a split ("train" or "test") in an order that `seed` fixes; it may never end."""

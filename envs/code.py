@@ -35,6 +35,7 @@ class Code(ToolEnv):
     limits = Limits(turns=16, tool_calls=32, wall_s=120, tool_s=20)
     needs_sandbox = True
     untrusted = True
+    screened = True
 
     def __init__(self, tasks_file: str = "", held_out: float = 0.0) -> None:
         self.tasks_file = Path(tasks_file) if tasks_file else _SHIPPED

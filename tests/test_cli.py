@@ -166,7 +166,7 @@ def test_eval_when_everything_fails(run, tmp_path):
         ENV.replace("ORACLE", "word").replace("@tool", "async def setup(self):\n        raise OSError\n\n    @tool")
     )
     code, out, err = run("eval", f"{file}:Mine")
-    assert code == 0 and "pass@1 unknown" in out and "failed by infrastructure 3" in out and "Traceback" not in err
+    assert code == 1 and "pass@1 unknown" in out and "failed by infrastructure 3" in out and "Traceback" not in err
     code, out, _ = run("eval", f"{file}:Mine", "--json")
     assert last_json(out)["pass_at"] == {"1": None} and last_json(out)["n_failed_infra"] == 3
 

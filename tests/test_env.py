@@ -244,3 +244,26 @@ def test_limits_of_an_environment_hold_in_its_sandbox(bubblewrap):
             await pool.close()
 
     assert asyncio.run(main()).stdout.strip() == b"77"
+
+
+class Declares(Echo):
+    """Says what leaves the sandbox once, for all tasks that do not say it themselves."""
+
+    artifacts = ("answer.txt",)
+
+    def tasks(self, split, seed):
+        yield make_task("plain")
+        yield make_task("own", artifacts=["own.txt"])
+
+
+def test_tasks_have_the_artifacts_of_their_class():
+    assert [task.artifacts for task in Declares().tasks("train", 0)] == [("answer.txt",), ("own.txt",)]
+
+    class Heir(Declares):
+        artifacts = ("other.txt",)
+
+        def tasks(self, split, seed):
+            yield from super().tasks(split, seed)
+
+    assert [task.artifacts for task in Heir().tasks("train", 0)] == [("other.txt",), ("own.txt",)]
+    assert [task.artifacts for task in Echo().tasks("train", 0)] == [()] * len(list(Echo().tasks("train", 0)))

@@ -209,3 +209,16 @@ def test_tried_again_counts_apart(tmp_path):
 def test_bad_plans_are_refused(plan, match):
     with pytest.raises(ConfigError, match=match):
         evaluate(EvalPlan(**{"make": Ten, **plan}))
+
+
+def test_every_task_of_code_v0_is_screened(bubblewrap, tmp_path):
+    right = {"files": {"solution.py": "def f(x):\n    return 2 * x\n"}}
+    tasks = [
+        make_task("good", hidden={"entry_point": "f", "cases": [{"args": [2], "expected": 4}]}, oracle=right),
+        make_task("empty", hidden={}, oracle=right),
+        make_task("typo", hidden={"entry_point": "f", "case": [{"args": [2], "expected": 4}]}, oracle=right),
+    ]
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    result = evaluate(EvalPlan(factory("code-v0", tasks_file=str(tmp_path / "tasks.jsonl"))))
+    assert result["pass_at"]["1"] == 1.0 and set(result["refused"]) == {"empty", "typo"}
+    assert "field hidden is empty" in result["refused"]["empty"] and "give one of" in result["refused"]["typo"]

@@ -356,6 +356,11 @@ def test_generated_cases_are_others_each_time_and_the_same_for_a_seed():
         ({"atol": -1}, TaskError, "hidden.atol is -1"),
         ({"generate": "def generate(rng):\n    return 1 / 0\n"}, VerifierError, "no case could be generated: ZeroDiv"),
         ({"generate": "def generate(rng):\n    return 'ab', 1\n"}, VerifierError, "no case could be generated: TypeE"),
+        (
+            {"generate": "def generate(rng):\n    return 1\n"},
+            VerifierError,
+            "returns the arguments of one call as a tuple",
+        ),
         ({"entry_point": "g"}, VerifierError, "defines no function named g"),
     ],
 )

@@ -247,3 +247,19 @@ def test_bfcl_irrelevance_demands_no_call(data_dir):
         assert judge(row["ground_truth"] or [], Message.assistant("none fits"), functions=row["function"]).value == 1.0
         made = says(call(row["function"][0]["name"]))
         assert judge(row["ground_truth"] or [], made, functions=row["function"]).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        "f",
+        [{}],
+        [{"name": 1}],
+        [["f"]],
+        [{"name": "f", "parameters": {"properties": []}}],
+        [{"name": "f", "parameters": {"required": "a"}}],
+    ],
+)
+def test_malformed_declarations_are_the_tasks_fault(functions):
+    with pytest.raises(TaskError, match=r"hidden\.functions must list declarations"):
+        judge([{"f": {"a": [1]}}], says(call("f", a=1)), functions=functions)

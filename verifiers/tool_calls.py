@@ -91,7 +91,13 @@ def expected_calls(task: Task) -> list[ExpectedCall]:
     calls = task.hidden.get("calls")
     if not isinstance(calls, list):
         raise TaskError(f"task {task.id!r}: field hidden.calls is {calls!r}; give a list, empty if no call is right")
-    declared = {item["name"]: item.get("parameters", {}) for item in task.hidden.get("functions", [])}
+    functions = task.hidden.get("functions", [])
+    if not isinstance(functions, list) or not all(map(_is_declaration, functions)):
+        raise TaskError(
+            f"task {task.id!r}: field hidden.functions must list declarations, each with a name and, if wanted, "
+            "parameters as a JSON schema of an object"
+        )
+    declared = {item["name"]: item.get("parameters", {}) for item in functions}
     expected = []
     for index, call in enumerate(calls):
         if not isinstance(call, dict) or len(call) != 1 or not _is_permission(*call.values()):
@@ -103,6 +109,17 @@ def expected_calls(task: Task) -> list[ExpectedCall]:
             ExpectedCall(name, permitted, schema.get("properties", {}), frozenset(schema.get("required", ())))
         )
     return expected
+
+
+def _is_declaration(value: Json) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    schema = value.get("parameters", {})
+    return (
+        isinstance(schema, dict)
+        and isinstance(schema.get("properties", {}), dict)
+        and isinstance(schema.get("required", []), list | tuple)
+    )
 
 
 def _is_permission(value: Json) -> bool:

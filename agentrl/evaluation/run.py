@@ -209,7 +209,7 @@ def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
 
 async def _refused(env: ToolEnv, tasks: Sequence[Task], pool: SandboxPool) -> dict[str, str]:
     """Task id -> why it is not played. Generated tasks, which do not end, are vouched for by `agentrl check`."""
-    code = [] if env.endless else [task for task in tasks if task.hidden.keys() & FORMS]
+    code = [] if env.endless else [task for task in tasks if env.screened or task.hidden.keys() & FORMS]
     return await admit(code, env.verifier, pool, untrusted=env.untrusted)
 
 

@@ -23,7 +23,7 @@ from statistics import linear_regression, median
 from typing import Any
 
 from agentrl.evaluation.charts import Chart, Series, svg, thin
-from agentrl.sandboxes import Pool, Sandbox, open_pool
+from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, Sandbox
 from benchmarks.parts.measuring import percentile
 from benchmarks.row import machine
 
@@ -40,6 +40,7 @@ COMMANDS = (
     ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo left"],
     ["sh", "-c", "for n in 1 2 3 4 5 6 7 8 9; do echo $n > made$n; done; ln -s /etc/passwd link"],
 )
+RECYCLE_AFTER = 100  # ten times as often as usual, so that a run has hundreds of sandboxes that come and go
 SLOW = 50  # one episode in so many has a command that runs out of time
 
 
@@ -88,7 +89,8 @@ class Seen:
 
 async def soak(kind: str, slots: int, seconds: float) -> tuple[Seen, Pool]:
     """Run all slots for so long, sampling."""
-    pool, seen = open_pool(kind, slots), Seen()
+    backend = DockerBackend() if kind == "docker" else BubblewrapBackend()
+    pool, seen = Pool(backend, slots, recycle_after=RECYCLE_AFTER), Seen()
     count = _counter(kind)
     try:
         await pool.warm("agent")

@@ -281,7 +281,8 @@ def _judge_draws(candidate: Candidate, request: dict[str, Any], outcomes: list[s
             args = encode(tuple(generate(rng)))
             want = _carried(reference(*decode(args)))
         except Exception as error:
-            raise Broken(f"no case could be generated: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}; generate(rng) returns the arguments of one call as a tuple"
+            raise Broken(f"no case could be generated: {why}") from error
         candidate.calls += 1
         answer = candidate.request("call", decode(args), {})
         passed = _is_answer(answer, "value") and matches(answer[1], want, request["atol"])
