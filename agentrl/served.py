@@ -34,6 +34,7 @@ NO_KEY = "no-key"
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 _TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|prompt is too long|too many tokens", re.IGNORECASE)
 _SEEDS = 1 << 31
+_MOST_TOKENS = 1 << 40
 
 
 class Prices(NamedTuple):
@@ -259,8 +260,8 @@ class _Choice(BaseModel):
 
 
 class _Counted(BaseModel):
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
+    completion_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
 
 
 class _Reply(BaseModel):

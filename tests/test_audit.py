@@ -21,7 +21,9 @@ from agentrl.evaluation.audit.variants import impossible, shown_examples, specia
 from agentrl.policies import Scripted
 from agentrl.registry import factory
 from agentrl.sandboxes import open_pool
-from agentrl.types import Message
+from agentrl.types import Message, Score, ToolCall
+from agentrl.verifiers.shaping import Term, shaped
+from agentrl.verifiers.state import json_state
 
 
 def verdicts(result) -> dict[str, str]:
@@ -257,3 +259,51 @@ def test_an_environment_that_raises_is_red_and_a_lost_sandbox_is_not_its_fault(m
         audit(AuditPlan(Needs, tasks=1, sandbox="process"))
     with pytest.raises(ConfigError, match="at least 1"):
         AuditPlan(Echo, tasks=0)
+
+
+class Generated(Sound):
+    """Its cases are drawn anew for each grading."""
+
+    def tasks(self, split, seed):
+        text = "def generate(rng):\n    return (rng.randrange(-1000, 1000),)\n"
+        for task in super().tasks(split, seed):
+            yield task.model_copy(update={"hidden": {"entry_point": "f", "generate": text}})
+
+
+class States(Sound):
+    """A file with a table is judged."""
+
+    verifier = staticmethod(json_state())
+
+    def tasks(self, split, seed):
+        for n, task in enumerate(super().tasks(split, seed)):
+            hidden = {"state": "s.json", "tables": {"t": [{"a": {"py": repr(task.id)}, "n": n}]}, "may_write": ["log"]}
+            files = {"solution.py": json.dumps({"t": [{"a": task.id, "n": n}]})}
+            yield task.model_copy(update={"hidden": hidden, "artifacts": ("s.json",), "oracle": {"files": files}})
+
+    def oracle_actions(self, task):
+        yield Message.assistant(
+            "", ToolCall("write_file", {"path": "s.json", "text": task.oracle["files"]["solution.py"]})
+        )
+        yield Message.assistant("", ToolCall("submit", {}))
+
+
+@pytest.mark.parametrize("env", [Generated, States])
+def test_other_hidden_parts_can_be_sound_too(env, bubblewrap):
+    result = audit(AuditPlan(env, attacks=probes))
+    assert result["ok"], [row for row in result["rows"] if row["verdict"] == "broken"]
+
+
+async def _believes(submission) -> Score:
+    return Score(float(b"_exit" in submission.artifacts.get("solution.py", b"")), {}, "as it says")
+
+
+class PenalisedHole(Sound):
+    """An attack passes, and shaping takes its reward below the threshold."""
+
+    verifier = staticmethod(shaped(_believes, Term("long", 0.5, lambda submission: -0.1)))
+
+
+def test_shaping_hides_no_attack_that_passes(bubblewrap):
+    rows = verdicts(audit(AuditPlan(PenalisedHole, attacks=probes)))
+    assert rows["attacks"] == "broken"

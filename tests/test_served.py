@@ -291,3 +291,8 @@ def test_one_policy_serves_several_event_loops_at_the_same_time():
             assert other.run(ask()) == asyncio.run(ask_and_close()) == other.run(ask_and_close()) == "yes"
         finally:
             other.close()
+
+
+def test_a_count_that_no_server_can_mean_is_no_answer():
+    with chat_server(completion("hi", usage=(10**400, 3))) as server, pytest.raises(EngineError, match="prompt_tokens"):
+        act(server, prices=Prices(1.0, 1.0), retries=0)

@@ -9,6 +9,7 @@ import pytest
 from helpers import call, make_episode, make_task, says
 from verifier_attacks import HONEST, LASTING, PLAIN, PROC, SPLIT
 
+from agentrl.errors import ConfigError
 from agentrl.evaluation.tripwires import DECOY, EXPLOITS, canary_of, exploits_in, flags_of, put_aside, with_decoy
 from agentrl.records import EpisodeWriter, read_episodes
 from agentrl.trajectory import Counts, EpisodeKey
@@ -137,3 +138,15 @@ def test_flagged_best_and_random_episodes_are_put_aside_and_records_stay(tmp_pat
     assert len(list((tmp_path / "to_read").iterdir())) == 2
     assert (tmp_path / "episodes.jsonl").read_bytes() == before
     assert {episode.reward for episode in read_episodes(tmp_path / "episodes.jsonl").values()} == {0.0, 1.0}
+
+
+def test_a_link_in_the_place_of_to_read_is_not_followed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "001.txt").write_text("mine")
+    (tmp_path / "run" / "to_read").symlink_to(tmp_path / "mine")
+    with EpisodeWriter(tmp_path / "run" / "episodes.jsonl") as writer:
+        writer.write(make_episode(1.0, sample=0))
+    with pytest.raises(ConfigError, match="is a link"):
+        put_aside(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["001.txt"]

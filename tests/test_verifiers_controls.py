@@ -261,3 +261,12 @@ def test_public_tests_can_be_controlled_and_conflicting_ones_never_pass(conflict
     impossible = refused([mbpp_as_tests(row, row["test_list_conflicting"]) for row in conflicting])
     assert len(impossible) == len(conflicting) == 100
     assert all("oracle" in why for why in impossible.values())
+
+
+@pytest.mark.parametrize("base", ["Exception", "ValueError", "TypeError", "KeyError", "IndexError"])
+def test_an_error_of_the_solutions_own_may_have_any_base(base):
+    tests = "import pytest\nfrom solution import Empty, pop\n"
+    tests += "def test_a():\n    with pytest.raises(Empty):\n        pop([])\n"
+    code = "class Empty({}):\n    pass\ndef pop(xs):\n    raise Empty\n"
+    (found,) = scores(task_of(tests, code.format("Exception")), code.format(base))
+    assert found.value == 1.0

@@ -390,3 +390,26 @@ def test_each_case_in_a_process_of_its_own():
     ends = "import os\ndef f(x):\n    return os._exit(0) if x == 4 else x + 1\n"
     score_ = run_one(task, ends, fresh="case", partial=True)
     assert score_.value < 1.0 and "the candidate's process ended" in score_.why
+
+
+INTERRUPT = "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(0.1)\n" + HONEST
+STARVE = (
+    "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_AS, (200 << 20, 200 << 20))\n"
+    "def f(x):\n    return 0\n"
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_interrupted_judge_goes_on(form):
+    assert run_one(task_of(FORMS[form]), INTERRUPT).value == 1.0
+
+
+def test_a_candidate_that_breaks_the_judge_fails():
+    oracle = "def f(x):\n    return x + 1 + sum(bytearray(300_000_000)[:1])\n"
+    assert run_one(task_of({**GENERATE, "draws": 1}, oracle), STARVE).value == 0.0
+
+
+def test_a_reference_that_hangs_is_not_the_candidates_fault():
+    task = task_of({**GENERATE, "draws": 1}, "def f(x):\n    while True:\n        pass\n")
+    with pytest.raises(VerifierError, match="no case could be generated within"):
+        run_one(task, HONEST, call_s=0.5, wall_s=1.0)

@@ -344,3 +344,14 @@ def test_a_script_judges():
     assert asyncio.run(asks(Scripted("s", lambda task: [Message.assistant(said)]))([Message.user("?")], 0)) == said
     with pytest.raises(ConfigError, match="max_tokens=0"):
         asks(Scripted("s", lambda task: ()), 0)
+
+
+def test_an_empty_answer_is_shown_as_one():
+    shown = []
+
+    async def ask(messages, seed):
+        shown.append(messages[-1].content)
+        return verdict(messages, 0)
+
+    asyncio.run(compare(ask, "task", ("", "the reference")))
+    assert "answer 1]\n\n[" in shown[0] and "answer 2]\n\n[" in shown[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from fractions import Fraction
 
 import pytest
@@ -122,3 +123,10 @@ def test_agrees_with_the_published_labels_of_gsm8k(data_dir):
         for truth, item in solutions
     ]
     assert sum(agreed) == 800
+
+
+def test_a_long_row_of_groups_takes_no_time_and_far_numbers_are_found():
+    started = time.process_time()
+    assert last_number("1" + ",111" * 100_000 + ",1") is not None
+    assert time.process_time() - started < 2
+    assert last_number("it is 3/4" + " as I said" * 1000) == Fraction(3, 4)

@@ -181,10 +181,10 @@ def score(evidence: Evidence, partial: bool = False) -> Score:
 
 
 async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget) -> Evidence:
-    """Run the judge; if it falls silent, find out who is to blame.
+    """Run the judge; if it falls silent or says that it is broken, find out who is to blame.
 
-    A candidate can kill the judge (they share a user), and so can a broken machine. The judge is asked twice; if it
-    then speaks about the reference solution but not about the candidate, it was the candidate.
+    A candidate can kill the judge or take its limits away (they share a user), and so can a broken machine. A silent
+    judge is asked twice; if it then judges the reference solution but not the candidate, it was the candidate.
 
     Raises:
         VerifierError: the judge is silent about the reference too, or the hidden material is broken.
@@ -195,14 +195,16 @@ async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget)
     artifacts = {path: submission.artifacts[path] for path in task.artifacts}
     for _ in range(2):
         evidence, _ = await _run(submission, artifacts, _request(hidden, budget, submission.seed), budget)
-        if evidence is not None and evidence.broken:
-            raise VerifierError(f"task {task.id!r}: {evidence.broken}")
-        if evidence is not None:
+        if evidence is not None and not evidence.broken:
             return evidence
+        if evidence is not None:
+            break
     reference = _reference(task)
     evidence, note = await _run(submission, reference, _request(hidden, budget, submission.seed), budget)
     if evidence is None:
         raise VerifierError(f"task {task.id!r}: the judge gave no evidence, not even about the reference ({note})")
+    if evidence.broken:
+        raise VerifierError(f"task {task.id!r}: {evidence.broken}")
     return Evidence("-" * hidden.count, fact="silenced")
 
 

@@ -155,7 +155,7 @@ async def compare(ask: Ask, task: str, outputs: tuple[str, str], *, reference: s
 
 @dataclass(frozen=True)
 class _Case:
-    """What a judge is shown: rules, criteria, fenced texts (empty ones are left out), form and example of a verdict."""
+    """What a judge is shown: rules, criteria, fenced texts (no reference: left out), form and example of a verdict."""
 
     rules: str
     lead: str
@@ -171,7 +171,8 @@ class _Case:
         return hashlib.sha256("\0".join(shown).encode()).hexdigest()[:12]
 
     def messages(self, fence: str, again: bool) -> list[Message]:
-        shown = "".join(f"[{fence} {name}]\n{text}\n[{fence} end]\n" for name, text in self.texts.items() if text)
+        texts = {name: text for name, text in self.texts.items() if text or name != "reference"}
+        shown = "".join(f"[{fence} {name}]\n{text}\n[{fence} end]\n" for name, text in texts.items())
         end = _FORM.format(form=self.form, fence=fence, example=self.example)
         lead = f"The code is {fence}.\n{self.lead}\n"
         return [Message.system(self.rules), Message.user(lead + shown + end + (_AGAIN if again else ""))]

@@ -12,6 +12,7 @@ copy differs from its original in one value of the same kind and look, so that i
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import random
 from collections.abc import Iterator, Mapping
@@ -68,6 +69,8 @@ _ALIKE = {"isclose", "allclose", "array_equal", "all", "any"}
 _RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
 _KIN = ({"KeyError", "IndexError", "LookupError"}, {"ZeroDivisionError", "OverflowError", "ArithmeticError"})
 _USUAL = ("ValueError", "TypeError", "KeyError", "IndexError")
+_UNUSUAL = ("BufferError", "EOFError", "ReferenceError", "StopAsyncIteration")
+"""For errors that the solution defines: they may well be heirs of the usual ones."""
 
 
 def mutants(text: str, seed: str) -> dict[str, tuple[Test, list[Test]]]:
@@ -361,5 +364,7 @@ def _error_name(node: ast.expr) -> str:
 def _unrelated(names: set[str], rng: random.Random) -> str:
     if names & {"Exception", "BaseException"}:
         return "ConnectionError"
+    if not all(isinstance(getattr(builtins, name, None), type) for name in names):
+        return rng.choice([name for name in _UNUSUAL if name not in names])
     kin = names.union(*(family for family in _KIN if family & names))
     return rng.choice([name for name in _USUAL if name not in kin])

@@ -23,6 +23,7 @@ _NUMBER = re.compile(
 )
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _LONGEST = 400
+_TAIL = 4000
 
 
 def on_answer(match: Match) -> TextVerifier:
@@ -115,6 +116,8 @@ def last_number(text: str) -> Fraction | None:
     without spaces is a fraction. NaN and infinity are no numbers, and neither is anything beyond 400 digits.
     """
     final = _final_part(text)
+    end = max(map(final.rfind, "0123456789")) + 1
+    final = final[max(0, end - _TAIL) : end]  # enough for two of the longest; a long row of groups costs its square
     found = list(_NUMBER.finditer(final))
     if not found:
         return None

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
+from agentrl.errors import ConfigError
 from agentrl.evaluation.signs import LENGTH_FACTOR, REWARD_JUMP, WINDOW
 from agentrl.records import iter_episodes, write_bytes_atomic, write_json_atomic
 from agentrl.trajectory import Episode, EpisodeKey
@@ -206,6 +207,9 @@ def put_aside(run: Path, *, top: int = 5, sample: int = 5, flagged: int = 20, se
 
     Returns:
         `flags` (kind -> number of episodes) and `to_read` (the index: file, key, reward, reasons).
+
+    Raises:
+        ConfigError: `to_read` is a link.
     """
     flags, rows = find_flags(run / "episodes.jsonl")
     reasons: dict[EpisodeKey, list[str]] = {}
@@ -219,6 +223,8 @@ def put_aside(run: Path, *, top: int = 5, sample: int = 5, flagged: int = 20, se
         reasons.setdefault(row.key, []).append("drawn at random")
     kinds = Counter(kind for kind, _ in {(flag.kind, flag.key) for flag in flags})
     folder = run / TO_READ
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link, and files are replaced there: remove it")
     for old in folder.glob("[0-9]*.txt") if folder.is_dir() else ():
         old.unlink()
     names = {key: f"{number:03d}.txt" for number, key in enumerate(reasons)}

@@ -207,6 +207,7 @@ def main(read_exactly: Callable[[int], bytes]) -> None:
     _prctl(_DUMPABLE, 0)
     _prctl(_SUBREAPER, 1)
     candidate = Candidate()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the candidate may send it, and it would look like our own fault
     request = decode(read_exactly(int.from_bytes(read_exactly(4), "little")))
     verdict = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -280,9 +281,11 @@ def _judge_draws(candidate: Candidate, request: dict[str, Any], outcomes: list[s
         try:
             args = encode(tuple(generate(rng)))
             want = _carried(reference(*decode(args)))
+        except Gone:
+            raise Broken("no case could be generated within the time limit") from None
         except Exception as error:
-            why = f"{type(error).__name__}: {error}; generate(rng) returns the arguments of one call as a tuple"
-            raise Broken(f"no case could be generated: {why}") from error
+            why = "generate(rng) returns the arguments of one call as a tuple"
+            raise Broken(f"no case could be generated: {type(error).__name__}; {why}") from error
         candidate.calls += 1
         answer = candidate.request("call", decode(args), {})
         passed = _is_answer(answer, "value") and matches(answer[1], want, request["atol"])

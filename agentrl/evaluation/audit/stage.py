@@ -174,8 +174,8 @@ class Stage:
 
 
 def passes(score: Score, task: Task) -> bool:
-    """Whether a score reaches the task's threshold."""
-    return score.value is not None and score.value >= task.threshold
+    """Whether a score reaches the task's threshold, shaping left out."""
+    return score.verdict is not None and score.verdict >= task.threshold
 
 
 def went_wrong(episode: Episode) -> str:

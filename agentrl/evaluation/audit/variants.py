@@ -19,6 +19,8 @@ _EXPECTED = ("answer", "expected", "target")
 _CASES = 3
 _ASSERTIONS = {"assertEqual": 1, "assertEquals": 1, "assertAlmostEqual": 1, "approx": 0}
 _NUMBER_CANARY = 918273645546372
+_NAMES = {"state", "database", "may_write", "ordered", "functions", "entry_point"}
+"""Fields that name things and hold no expected value."""
 
 
 def wrong_value(value: Any) -> Any:
@@ -148,8 +150,12 @@ def with_canary(task: Task, canary: str) -> tuple[Task, tuple[str, ...]] | None:
     elif isinstance(tests := hidden.get("tests"), dict):
         loud = f"\n\ndef test_that_is_added():\n    raise AssertionError({canary!r})\n"
         part["tests"] = {name: f"# {canary}\n{text}{loud}" for name, text in tests.items()}
+    elif isinstance(generate := hidden.get("generate"), str):
+        loud = f"\ndef generate(rng):\n    raise AssertionError({canary!r})\n"
+        part["generate"] = f"# {canary}\n{generate}\n{loud}"
     else:
-        part = {key: planted for key, value in hidden.items() if (planted := _planted(value, canary)) != value}
+        values = {key: value for key, value in hidden.items() if key not in _NAMES}
+        part = {key: planted for key, value in values.items() if (planted := _planted(value, canary)) != value}
     if not part:
         return None
     changed = task.model_copy(update={"hidden": {**hidden, **part}})
@@ -158,6 +164,8 @@ def with_canary(task: Task, canary: str) -> tuple[Task, tuple[str, ...]] | None:
 
 def _planted(value: Json, canary: str) -> Json:
     """The value with a canary in place of each text and number."""
+    if isinstance(value, dict) and set(value) == {"py"}:
+        return canary
     if isinstance(value, dict):
         return {key: _planted(item, canary) for key, item in value.items()}
     if isinstance(value, list):
