@@ -18,10 +18,10 @@ from agentrl.verifiers import hidden_tests as judging
 from agentrl.verifiers.admission import admit
 from agentrl.verifiers.attacks import attacks_for
 from agentrl.verifiers.base import Submission
-from agentrl.verifiers.controls import GUESS_BITS, Copies
+from agentrl.verifiers.controls import MOST_COPIES, SURE, Copies
 from agentrl.verifiers.hidden import read_hidden
 from agentrl.verifiers.hidden_tests import hidden_tests
-from agentrl.verifiers.mutants import composed, mutants
+from agentrl.verifiers.mutants import MUTANTS, composed, mutants
 
 FORGERS = ("reports-in-advance", "patched-reporter", "always-equal", "always-equal-number", "callers-frame")
 
@@ -98,15 +98,15 @@ def test_what_no_object_can_fake_is_turned_round(body, wanted):
 
 
 def test_errors_and_tables():
-    (raised,) = wrong_copies("with pytest.raises(ValueError):\n        f(1)")
+    raised, *_ = wrong_copies("with pytest.raises(ValueError):\n        f(1)")
     assert "ValueError" not in raised and "Error" in raised
-    (raised,) = wrong_copies("with pytest.raises(Exception):\n        f(1)")
+    raised, *_ = wrong_copies("with pytest.raises(Exception):\n        f(1)")
     assert "ConnectionError" in raised
     table = wrong_copies("for x, y in [(1, 2), (3, 4)]:\n        assert f(x) == y")
-    assert len(table) == 4 and "(3, 4)" not in table[0] and "(1, 2)" in table[0]
+    assert len(table) == MUTANTS and "(3, 4)" not in table[0] and "(1, 2)" in table[0]
     text = "@pytest.mark.parametrize('x, y', [(1, 2)])\ndef test_a(x, y):\n    assert f(x) == y\n"
     _, copies = mutants(text, "")["test_a"]
-    assert len(copies) == 2 and all("'x, y'" in ast.unparse(copy) for copy in copies)
+    assert len(copies) == MUTANTS and all("'x, y'" in ast.unparse(copy) for copy in copies)
     assert wrong_copies("f(1)") == []
 
 
@@ -132,13 +132,27 @@ def test_half_of_the_copies_are_wrong_in_an_order_that_cannot_be_foreseen(count)
     ids = tuple(f"t.py::{name}" for name in found)
     copies = Copies({"t.py": text}, ids, *zip(*((plain, tuple(wrong)) for plain, wrong in found.values()), strict=True))
     rounds = copies.rounds(random.Random(1))
-    assert len(rounds) * count >= GUESS_BITS and len(rounds) % 2 == 0
+    assert 1 / copies.guess >= min(SURE, MOST_COPIES**count) * 0.999
     for index in range(count):
         column = [wanted[index] for _, wanted in rounds]
-        assert column.count("p") == column.count("f") == len(rounds) // 2
+        assert column.count("p") == 1 and len(column) == len(rounds) <= MOST_COPIES
+        assert len({files["t.py"] for files, _ in rounds}) == len(rounds)
     assert {tuple(wanted for _, wanted in copies.rounds(random.Random(seed))) for seed in range(20)} != {
         tuple(wanted for _, wanted in rounds)
     }
+
+
+def test_what_is_shown_twice_tells_nothing():
+    """A test with few copies beside one with many: which of them is repeated has nothing to do with which is true."""
+    text = "def test_a():\n    assert f(1) is True\ndef test_b():\n    assert f(2) == 17\n"
+    found = mutants(text, "seed")
+    ids = tuple(f"t.py::{name}" for name in found)
+    copies = Copies({"t.py": text}, ids, *zip(*((plain, tuple(wrong)) for plain, wrong in found.values()), strict=True))
+    few = len(copies.wrong[0]) + 1
+    assert few < 4 and copies.guess == 1 / few / min(MOST_COPIES, len(copies.wrong[1]) + 1)
+    shown = [sum(want[0] == "p" for _, want in copies.rounds(random.Random(seed))) for seed in range(400)]
+    length = len(copies.rounds(random.Random(0)))
+    assert min(shown) >= 1 and abs(sum(shown) / 400 - length / few) < 0.5
 
 
 def test_other_honest_solutions_pass():

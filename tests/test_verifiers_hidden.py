@@ -257,7 +257,7 @@ class FakePool:
         self.leases = 0
 
     @asynccontextmanager
-    async def lease(self, role, untrusted=False):
+    async def lease(self, role, **asked):
         assert role == "grader"
         self.leases += 1
         yield self

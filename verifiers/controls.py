@@ -1,8 +1,9 @@
 """The mutated-expectation control of tests that import the candidate, whose process therefore reports on itself.
 
-Every test is shown to fresh processes several times, as often true as made wrong on purpose, and nothing says which it
-is. It counts if it is reported as passed whenever it was true and as failed whenever it was wrong. Whoever passes
-without being right passes the wrong copies too, and has to guess: R copies of n tests leave a chance of 2^-nR.
+Every test is shown to fresh processes as it is and in copies that are wrong on purpose, each once, and nothing says
+which is which. It counts if it is reported as passed when it was true and as failed whenever it was wrong. Whoever
+passes without being right passes the wrong copies too, and has to guess: C copies of n tests leave a chance of C^-n,
+also to code that carries what it saw from one process to the next.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from agentrl.types import Task
 from agentrl.verifiers.hidden import Tests
 from agentrl.verifiers.mutants import Test, composed, mutants
 
-GUESS_BITS = 12
-"""A verdict that is guessed for all tests is right once in 2^GUESS_BITS, or less often."""
+SURE, MOST_COPIES = 4096, 13
+"""A guess of all tests is right once in SURE gradings or less often, unless that takes more copies than these."""
 
 Judge = Callable[[Mapping[str, str]], Awaitable[str]]
 """Test files in; out come the outcomes of the reference solution, one letter a test, as in `Evidence.outcomes`."""
@@ -50,19 +51,30 @@ class Copies:
             by_file[name][inner] = test
         return {name: composed(text, by_file[name]) for name, text in self.tests.items()}
 
+    @property
+    def guess(self) -> float:
+        """The chance to be right about all copies without telling true from wrong, even for who knows all of them."""
+        return math.prod(1 / min(self._shown, 1 + len(wrong)) for wrong in self.wrong)
+
+    @property
+    def _shown(self) -> int:
+        """Different copies of each test in one grading, the true one among them."""
+        return max(2, min(MOST_COPIES, math.ceil(math.pow(SURE, 1 / len(self.ids)))))
+
     def rounds(self, rng: random.Random) -> list[tuple[dict[str, str], str]]:
         """What one grading runs: test files, and the outcomes that only right code gives.
 
-        Half of the copies of each test are true, half are wrong (each in another way while there are enough), in an
-        order of its own.
+        Of each test, different copies are shown once each, one of them true, in an order of its own. A test with fewer
+        copies than others shows some again, the true one as likely as any: so what is seen twice tells nothing.
         """
-        half = max(1, math.ceil(GUESS_BITS / (2 * len(self.ids))))
         columns = []
         for plain, wrong in zip(self.plain, self.wrong, strict=True):
-            draws = [rng.sample(wrong, min(half - at, len(wrong))) for at in range(0, half, len(wrong))]
-            column = [(plain, "p")] * half + [(test, "f") for draw in draws for test in draw]
+            chosen = [(plain, "p"), *((test, "f") for test in rng.sample(wrong, min(self._shown - 1, len(wrong))))]
+            columns.append(chosen)
+        length = max(map(len, columns))
+        for column in columns:
+            column += rng.choices(column, k=length - len(column))
             rng.shuffle(column)
-            columns.append(column)
         return [
             (self.files([test for test, _ in row]), "".join(want for _, want in row))
             for row in zip(*columns, strict=True)

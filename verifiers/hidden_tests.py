@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from agentrl.errors import VerifierError
+from agentrl.sandboxes.base import Isolation
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.controls import Copies, Kept
@@ -54,6 +55,8 @@ class Evidence:
         broken: what is wrong with the hidden material; empty if nothing is.
         calls: how often the candidate was asked.
         survived: whether processes of the candidate could not be ended.
+        guess: the chance that code which reports for its tests was right by luck; above 0 for `tests` alone.
+        wall_s: how long the judge ran.
     """
 
     outcomes: str
@@ -61,6 +64,8 @@ class Evidence:
     broken: str = ""
     calls: int = 0
     survived: bool = False
+    guess: float = 0.0
+    wall_s: float = 0.0
 
 
 def met_a_limit(score: Score) -> bool:
@@ -75,6 +80,12 @@ class Budget:
     call_s: float
     wall_s: float
     python: str
+    isolation: Isolation = "reset"
+
+    def without(self, spent_s: float) -> Budget | None:
+        """What is left; None for nothing."""
+        left_s = self.wall_s - spent_s
+        return replace(self, wall_s=left_s, call_s=min(self.call_s, left_s)) if left_s > 0 else None
 
     def __post_init__(self) -> None:
         if not 0 < self.call_s <= self.wall_s < float("inf"):
@@ -94,7 +105,7 @@ def hidden_tests(
     Args:
         call_s: seconds that one call of the candidate (or loading its file) may take; beyond them the score is 0.
             Waiting for a processor that others use does not count, sleeping does.
-        wall_s: seconds for all of them (for each copy of `tests`); beyond them the score is 0.
+        wall_s: seconds for all of a grading; beyond them the score is 0. Waiting for a sandbox does not count.
         fresh: what gets a sandbox and a process of its own: each grading, or each of its `cases`, so that a candidate
             can carry nothing from one call to the next. That costs a grading for every case.
         partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that share.
@@ -133,13 +144,15 @@ async def _copies(submission: Submission, hidden: Tests, budget: Budget, kept: K
 
 
 async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> Evidence:
-    """The evidence of cases that were judged apart, until one ends by more than a wrong answer."""
-    outcomes, calls = "", 0
+    """The evidence of cases that were judged apart, each in a sandbox that nobody had, until one ends the grading."""
+    outcomes, calls, left = "", 0, replace(budget, isolation="fresh")
     for case in random.Random(submission.seed).sample(hidden.cases, hidden.count):
-        evidence = await _find_evidence(submission, replace(hidden, cases=(case,)), budget)
-        outcomes, calls = outcomes + evidence.outcomes, calls + evidence.calls
-        if evidence.fact or evidence.survived:
-            return replace(evidence, outcomes=outcomes.ljust(hidden.count, "-"), calls=calls)
+        evidence = await _find_evidence(submission, replace(hidden, cases=(case,)), left)
+        outcomes, calls, rest = outcomes + evidence.outcomes, calls + evidence.calls, left.without(evidence.wall_s)
+        if evidence.fact or evidence.survived or rest is None:
+            fact = evidence.fact or ("" if rest else "time_limit")
+            return replace(evidence, outcomes=outcomes.ljust(hidden.count, "-"), calls=calls, fact=fact)
+        left = rest
     return Evidence(outcomes, calls=calls)
 
 
@@ -148,18 +161,19 @@ async def _controlled(submission: Submission, hidden: Tests, copies: Copies, bud
 
     It ends where no test can count any more: a candidate that ends a process or meets a limit gets nothing.
     """
-    outcomes, calls, forged = ["p"] * len(copies.ids), 0, False
+    outcomes, calls, forged, left = ["p"] * len(copies.ids), 0, False, budget
     for tests, wanted in copies.rounds(random.SystemRandom()):
-        evidence = await _find_evidence(submission, replace(hidden, tests=tests), budget)
-        calls += evidence.calls
-        if evidence.fact or evidence.survived:
-            return replace(evidence, outcomes="-" * len(copies.ids), calls=calls)
-        pairs = list(zip(evidence.outcomes, wanted, strict=True))
+        evidence = await _find_evidence(submission, replace(hidden, tests=tests), left)
+        calls, rest = calls + evidence.calls, left.without(evidence.wall_s)
+        if evidence.fact or evidence.survived or rest is None:
+            fact = evidence.fact or ("" if rest else "time_limit")
+            return replace(evidence, outcomes="-" * len(copies.ids), calls=calls, fact=fact, guess=copies.guess)
+        left, pairs = rest, list(zip(evidence.outcomes, wanted, strict=True))
         forged = forged or ("p", "f") in pairs
         outcomes = [known if seen == want else "f" for known, (seen, want) in zip(outcomes, pairs, strict=True)]
         if "p" not in outcomes:
             break
-    return Evidence("".join(outcomes), fact="control" if forged else "", calls=calls)
+    return Evidence("".join(outcomes), fact="control" if forged else "", calls=calls, guess=copies.guess)
 
 
 def score(evidence: Evidence, partial: bool = False) -> Score:
@@ -177,7 +191,8 @@ def score(evidence: Evidence, partial: bool = False) -> Score:
     elif evidence.survived:
         why += ": processes of the candidate could not be ended"
     value = 1.0 if whole else share if partial and passed < count and not evidence.survived else 0.0
-    return Score(value, {"passed": share}, why)
+    parts = {"passed": share, "guess": evidence.guess} if evidence.guess else {"passed": share}
+    return Score(value, parts, why)
 
 
 async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget) -> Evidence:
@@ -221,12 +236,13 @@ async def _run(
     body = encode(request)
     stdin = _runner_packet(request["form"]) + len(body).to_bytes(4, "little") + body
     assert submission.pool is not None
-    async with submission.pool.lease("grader", untrusted=submission.untrusted) as sandbox:
+    async with submission.pool.lease("grader", isolation=budget.isolation, untrusted=submission.untrusted) as sandbox:
         await sandbox.put(artifacts)
         result = await sandbox.exec(
             [budget.python, "-I", "-S", "-B", "-c", _boot()], stdin=stdin, timeout_s=budget.wall_s + GRACE_S
         )
     evidence = None if result.dropped else read_evidence(result.stdout, request["nonce"], request["count"])
+    evidence = evidence and replace(evidence, wall_s=result.wall_s)
     end = "timed out" if result.timed_out else f"exit code {result.exit_code}, signal {result.signal}"
     lines = result.stderr.decode(errors="replace").strip().splitlines()
     return evidence, f"{end}; {lines[-1][:200]}" if lines else end

@@ -16,15 +16,14 @@ import builtins
 import copy
 import random
 from collections.abc import Iterator, Mapping
-from types import EllipsisType
 
 from agentrl.verifiers.hidden import parse_python
+from agentrl.verifiers.wrong_values import TOLERANCES, called_name, changed, holding, is_literal, is_loose
 
 MUTANTS = 12
 """Copies at most of one test: those nearest to what it compares come first."""
 
 Test = ast.FunctionDef | ast.AsyncFunctionDef
-Value = str | bytes | bool | int | float | complex | None
 _Edit = tuple[ast.AST, ast.AST]
 _SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotEq: ast.Eq,
@@ -52,21 +51,9 @@ _TURNED = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])} |
     "assertNotEqual": "assertEqual",
     "assertNotAlmostEqual": "assertAlmostEqual",
 }
-_MADE_OF = {
-    "approx",
-    "Decimal",
-    "Fraction",
-    "Counter",
-    "OrderedDict",
-    "deque",
-    "array",
-    "date",
-    "datetime",
-    "timedelta",
-}
-_MADE_OF |= {"set", "frozenset", "tuple", "list", "dict", "bytes", "bytearray", "complex", "float", "int", "Path"}
 _ALIKE = {"isclose", "allclose", "array_equal", "all", "any"}
 _RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
+_TRIES = 8
 _KIN = ({"KeyError", "IndexError", "LookupError"}, {"ZeroDivisionError", "OverflowError", "ArithmeticError"})
 _USUAL = ("ValueError", "TypeError", "KeyError", "IndexError")
 _UNUSUAL = ("BufferError", "EOFError", "ReferenceError", "StopAsyncIteration")
@@ -88,8 +75,14 @@ def mutants(text: str, seed: str) -> dict[str, tuple[Test, list[Test]]]:
     for name, test in _tests(module):
         plain = _inlined(test, known)
         places = {id(node): place for place, node in enumerate(ast.walk(plain))}
-        edits = list(_edits(plain, random.Random(f"{seed} {name}")))[:MUTANTS]
-        found[name] = plain, [_replaced(plain, places[id(old)], new) for old, new in edits]
+        copies: dict[str, Test] = {}
+        for again in range(4 * MUTANTS):  # each time with other values
+            for old, new in _edits(plain, random.Random(f"{seed} {name} {again}")):
+                copy_ = _replaced(plain, places[id(old)], new)
+                copies.setdefault(ast.unparse(copy_), copy_)
+            if len(copies) >= MUTANTS:
+                break
+        found[name] = plain, list(copies.values())[:MUTANTS]
     return found
 
 
@@ -143,7 +136,7 @@ def _constants(module: ast.Module) -> dict[str, ast.expr]:
     for node in module.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if stored.count(name) == 1 and name not in elsewhere and _is_literal(node.value):
+            if stored.count(name) == 1 and name not in elsewhere and is_literal(node.value):
                 known[name] = node.value
     return known
 
@@ -156,14 +149,6 @@ def _inlined(test: Test, known: Mapping[str, ast.expr]) -> Test:
     made = _Replace(new).visit(twin)
     assert isinstance(made, Test)
     return made
-
-
-def _is_literal(node: ast.AST) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
-        return False
-    return True
 
 
 def _edits(test: Test, rng: random.Random) -> Iterator[_Edit]:
@@ -206,23 +191,37 @@ def _in_comparison(node: ast.Compare, rng: random.Random) -> Iterator[_Edit]:
                 if (new := changed(side, rng)) is not None:
                     yield side, new
         elif isinstance(kind, ast.In) and isinstance(right, ast.List | ast.Tuple | ast.Set) and right.elts:
-            items = [changed(item, rng) for item in right.elts]
-            if all(item is not None and _is_literal(item) for item in items):
-                before = {repr(ast.literal_eval(item)) for item in right.elts if _is_literal(item)}
-                if before.isdisjoint(repr(ast.literal_eval(item)) for item in items if item is not None):
-                    yield right, _holding(right, [item for item in items if item is not None])
+            if (other := _none_of(right, rng)) is not None:
+                yield right, other
         else:
             ops = [*node.ops[:index], _SWAPPED[type(kind)](), *node.ops[index + 1 :]]
             yield node, ast.Compare(copy.deepcopy(node.left), ops, copy.deepcopy(node.comparators))
 
 
+def _none_of(node: ast.List | ast.Tuple | ast.Set, rng: random.Random) -> ast.expr | None:
+    """A collection as long that shares no value with this one; None if that is not found."""
+    if not all(map(is_literal, node.elts)):
+        return None
+    before, items = {repr(ast.literal_eval(item)) for item in node.elts}, node.elts
+    for _ in range(_TRIES):
+        moved = [new for item in items if (new := changed(item, rng)) is not None]
+        if len(moved) < len(items) or not all(map(is_literal, moved)):
+            return None
+        if before.isdisjoint(repr(ast.literal_eval(item)) for item in moved):
+            return holding(node, moved)
+        items = moved
+    return None
+
+
 def _in_call(node: ast.Call, rng: random.Random) -> list[_Edit] | None:
     """Edits of a call that asserts; None for any other call."""
-    name = _called(node)
+    name = called_name(node)
     if name in _RAISES and node.args:
         return [(node.args[0], _other_error(node.args[0], rng))]
     if not name.startswith("assert") or not node.args:
         return None
+    if is_loose(node):
+        return []
     if name in _TURNED and isinstance(node.func, ast.Attribute):
         if name == "assertTrue" and _compares(node.args[0]):
             return list(_in_condition(node.args[0], rng))
@@ -236,10 +235,10 @@ def _in_tables(test: Test, rng: random.Random) -> Iterator[_Edit]:
     tables: list[ast.AST] = list(test.decorator_list)
     tables += [node.value for node in ast.walk(test) if isinstance(node, ast.Assign)]
     tables += [node.iter for node in ast.walk(test) if isinstance(node, ast.For | ast.comprehension)]
-    tables += [node.test for node in ast.walk(test) if isinstance(node, ast.Assert)]
+    tables += [node.test for node in ast.walk(test) if isinstance(node, ast.Assert) and not _has_choice(node.test)]
     seen: set[int] = set()
     for table in tables:
-        parts = table.args[1:] if isinstance(table, ast.Call) and _called(table) == "parametrize" else [table]
+        parts = table.args[1:] if isinstance(table, ast.Call) and called_name(table) == "parametrize" else [table]
         for old, new in (edit for part in parts for edit in _leaves(part, rng)):
             if id(old) not in seen:
                 seen.add(id(old))
@@ -248,105 +247,31 @@ def _in_tables(test: Test, rng: random.Random) -> Iterator[_Edit]:
 
 def _leaves(node: ast.AST, rng: random.Random) -> list[_Edit]:
     """Every constant below a node that can be changed, the last first."""
-    leaves = [leaf for leaf in ast.walk(node) if isinstance(leaf, ast.Constant)]
+    kept: list[ast.AST] = [part for part in ast.walk(node) if isinstance(part, ast.Call) and is_loose(part)]
+    kept += [part for part in ast.walk(node) if isinstance(part, ast.keyword) and part.arg in TOLERANCES]
+    untouched = {id(leaf) for part in kept for leaf in ast.walk(part)}
+    leaves = [leaf for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and id(leaf) not in untouched]
     leaves.sort(key=lambda leaf: (leaf.lineno, leaf.col_offset), reverse=True)
     edits = [(leaf, changed(leaf, rng)) for leaf in leaves]
     return [(old, new) for old, new in edits if new is not None]
+
+
+def _has_choice(node: ast.AST) -> bool:
+    """Whether several values are right: then one of them made wrong is not wrong for every honest solution."""
+    return any(
+        (isinstance(part, ast.BoolOp) and isinstance(part.op, ast.Or))
+        or (isinstance(part, ast.Compare) and any(isinstance(kind, ast.In) for kind in part.ops))
+        for part in ast.walk(node)
+    )
 
 
 def _compares(node: ast.AST) -> bool:
     """Whether equality is asked somewhere inside, openly or by a function that asks it."""
     return any(
         (isinstance(part, ast.Compare) and any(isinstance(kind, ast.Eq) for kind in part.ops))
-        or (isinstance(part, ast.Call) and _called(part) in _ALIKE)
+        or (isinstance(part, ast.Call) and called_name(part) in _ALIKE)
         for part in ast.walk(node)
     )
-
-
-def _called(node: ast.Call) -> str:
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
-
-
-def changed(node: ast.AST, rng: random.Random) -> ast.expr | None:
-    """An expression for another value of the same kind; None if what is written here is no value."""
-    if isinstance(node, ast.Constant):
-        return None if isinstance(node.value, EllipsisType) else ast.Constant(_other(node.value, rng))
-    if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
-        inner = changed(node.operand, rng)
-        return None if inner is None else ast.UnaryOp(node.op, inner)
-    if isinstance(node, ast.BinOp):
-        left, right = changed(node.left, rng), changed(node.right, rng)
-        if left is None or right is None:
-            return None
-        return ast.BinOp(left, node.op, copy.deepcopy(node.right))
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return _changed_item(node, "elts", rng) or (None if node.elts else _holding(node, [ast.Constant(0)]))
-    if isinstance(node, ast.Dict):
-        return _changed_item(node, "values", rng) or (None if node.values else _filled("dict"))
-    if isinstance(node, ast.Call) and _called(node) in _MADE_OF:
-        return _changed_item(node, "args", rng) if node.args else _filled(_called(node))
-    return None
-
-
-def _changed_item(node: ast.expr, field: str, rng: random.Random) -> ast.expr | None:
-    """The expression with one of its items changed, whichever can be, drawn at random."""
-    items = getattr(node, field)
-    places = list(range(len(items)))
-    if field == "args":
-        places = places[:1]
-    rng.shuffle(places)
-    for place in places:
-        new = changed(items[place], rng)
-        if new is not None:
-            twin = copy.deepcopy(node)
-            getattr(twin, field)[place] = new
-            return twin
-    return None
-
-
-def _holding(node: ast.List | ast.Tuple | ast.Set, items: list[ast.expr]) -> ast.expr:
-    twin = copy.deepcopy(node)
-    twin.elts = items
-    return twin
-
-
-def _filled(name: str) -> ast.expr | None:
-    """What an empty collection becomes."""
-    made = {"set": "{0}", "frozenset": "frozenset({0})", "list": "[0]", "tuple": "(0,)", "dict": "{'a': 0}"}
-    return ast.parse(made[name], mode="eval").body if name in made else None
-
-
-def _other(value: Value, rng: random.Random) -> Value:
-    """Another value of the same type and look."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return value + rng.choice((1, 2, 3) if value < 4 else (-3, -2, -1, 1, 2, 3))
-    if isinstance(value, float):
-        return _other_float(value, rng)
-    if isinstance(value, complex):
-        return value + rng.choice((1, 2, 3)) * (1j if value.imag else 1)
-    if isinstance(value, bytes):
-        return _other_text(value.decode("latin-1"), rng).encode("latin-1")
-    if isinstance(value, str):
-        return _other_text(value, rng)
-    return 0
-
-
-def _other_float(value: float, rng: random.Random) -> float:
-    digits = len(repr(value).partition(".")[2])
-    near = round(value + rng.choice((0.7, 1.3, 2.1)) * max(1.0, abs(value)), digits)
-    return near if near != value else value + 1.0
-
-
-def _other_text(text: str, rng: random.Random) -> str:
-    letters = [place for place, sign in enumerate(text) if sign.isascii() and sign.isalnum()]
-    if not letters:
-        return text + rng.choice("abcdefgh") if not text else text + text[-1]
-    place = rng.choice(letters)
-    kind = "0123456789" if text[place].isdigit() else "abcdefghijklmnopqrstuvwxyz"
-    sign = rng.choice([sign for sign in kind if sign != text[place].lower()])
-    return text[:place] + (sign.upper() if text[place].isupper() else sign) + text[place + 1 :]
 
 
 def _other_error(node: ast.expr, rng: random.Random) -> ast.expr:
