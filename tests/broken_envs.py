@@ -183,7 +183,7 @@ class HoldsOutTwins(Sound):
 
 async def _moody(submission) -> Score:
     score = await JUDGE(submission)
-    return score if score.value else Score(0.5 * (next(_CLOCK) % 2), {}, "some credit")
+    return score if score.value else Score(-0.5 * (next(_CLOCK) % 2), {}, "some blame")
 
 
 class IsMoody(Sound):

@@ -145,9 +145,8 @@ def test_no_hidden_value_is_in_what_a_run_leaves(bubblewrap, tmp_path):
     assert regrade(RegradePlan(tmp_path))["n_regraded"] == 3
     write_report(tmp_path)
     for episode in read_episodes(tmp_path / "episodes.jsonl").values():
-        assert re.fullmatch(r"0 of \d hidden tests passed.*", episode.score.why) and episode.score.parts == {
-            "passed": 0.0
-        }
+        assert re.fullmatch(r"0 of \d hidden tests passed.*", episode.score.why)
+        assert episode.score.parts.keys() <= {"passed", "guess"} and episode.score.parts["passed"] == 0.0
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) >= 5
     assert [path for path in files if CANARY in path.read_text()] == []

@@ -108,7 +108,7 @@ def _other(value: Value, rng: random.Random) -> Value:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return value + rng.choice(_UP if value < 4 else _AROUND)
+        return value + int(rng.choice(_UP if value < 4 else _AROUND))
     if isinstance(value, float):
         return _other_float(value, rng)
     if isinstance(value, complex):

@@ -79,6 +79,8 @@ def regrade(plan: RegradePlan, progress: Callable[[int], None] = lambda total: N
     episodes = list(read_episodes(path).values())
     config = _config(plan.run)
     env_id = plan.env or config.get("env") or (episodes[0].env if episodes else "")
+    if not plan.env and ".py" in env_id and not config.get("env"):
+        raise ConfigError(f"{plan.run} names the file {env_id}, which a record may not have run: give it as --env")
     make = factory(env_id, **{**config.get("settings", {}), **plan.settings})
     found = _find_tasks(make(), episodes, _streams(config, episodes))
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}

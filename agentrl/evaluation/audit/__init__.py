@@ -59,7 +59,7 @@ PROMISES = (
     ),
     Promise(
         "noop",
-        "doing nothing passes no task",
+        "doing nothing earns nothing",
         "let the hidden part assert what the task asks for: the start state must fail it",
         noop_fails,
     ),

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from agentrl.evaluation.audit.probes import Attack, Probe
-from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds, not_applicable, passes, went_wrong
+from agentrl.evaluation.audit.stage import Finding, Stage, broken, earns, holds, not_applicable, passes, went_wrong
 from agentrl.evaluation.audit.variants import impossible, special_cased
 from agentrl.policies import noop
 from agentrl.types import Score, Task
@@ -30,19 +30,19 @@ async def oracle_passes(stage: Stage) -> Finding:
 
 
 async def noop_fails(stage: Stage) -> Finding:
-    """No episode reaches the threshold in which nothing is done."""
+    """No episode earns anything in which nothing is done."""
     episodes = await stage.play(noop(), stage.tasks)
     scored = [episode for episode in episodes if episode.reward is not None]
     best = max((episode.reward for episode in scored if episode.reward is not None), default=None)
     counts = {"episodes": len(episodes), "passed": sum(episode.passed is True for episode in episodes), "best": best}
-    wrong = next((episode for episode in episodes if episode.passed is not False), None)
+    wrong = next((one for one in episodes if one.passed is not False or earns(one.score)), None)
     if wrong is not None:
         return broken(wrong.task.id, f"doing nothing gets {went_wrong(wrong)}", **counts)
     return holds(**counts)
 
 
 async def attacks_fail(stage: Stage) -> Finding:
-    """No attack reaches the threshold, and none silences the verifier.
+    """No attack earns anything, and none silences the verifier.
 
     An attack that costs `SLOW_S` seconds (it hangs until a limit ends it) is tried on one task only.
     """
@@ -63,7 +63,7 @@ async def attacks_fail(stage: Stage) -> Finding:
     judged += await asyncio.gather(*(one(*each) for each in rest))
     if not judged:
         return not_applicable("no attack is known for these tasks")
-    wrong = [(task, attack, score) for task, attack, score in judged if score.value is None or passes(score, task)]
+    wrong = [(task, attack, score) for task, attack, score in judged if score.value is None or earns(score)]
     accepted = Counter(attack.name for _, attack, _ in wrong)
     names = {attack.name for _, attack, _ in judged}
     counts = {"attacks": len(names), "tries": len(judged), "accepted": dict(accepted), "slow_tried_once": once}

@@ -178,6 +178,11 @@ def passes(score: Score, task: Task) -> bool:
     return score.verdict is not None and score.verdict >= task.threshold
 
 
+def earns(score: Score) -> bool:
+    """Whether a score is worth anything, shaping left out: what nobody worked for must be worth nothing."""
+    return score.verdict is not None and score.verdict > 0
+
+
 def went_wrong(episode: Episode) -> str:
     """How an episode ended, for people."""
     if episode.end.ending is Ending.FAILED:
