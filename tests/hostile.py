@@ -188,6 +188,11 @@ class Case:
         return self.name
 
 
+# States of a process (proc(5)) that a signal from a sandbox could have brought about; one that starts reads its program
+# from the disk, which is D.
+STOPPED = "TtZX"
+
+
 class Host:
     """A bystander on this machine: a process, a file, and facts that no sandbox may change."""
 
@@ -206,7 +211,7 @@ class Host:
         facts = [Path("/proc", name).read_text() for name in HOST_FACTS]
         ipc = [len(Path("/proc/sysvipc", name).read_text().splitlines()) for name in _IPC]
         file = [info.st_mode, info.st_uid, info.st_nlink, Path(self._file.name).read_bytes()]
-        return [stat[0] in "SR", stat[19], file, mine, facts, ipc, os.path.exists("/agentrl.hostile")]
+        return [stat[0] not in STOPPED, stat[19], file, mine, facts, ipc, os.path.exists("/agentrl.hostile")]
 
     def check(self) -> None:
         """Raise AssertionError if anything changed."""

@@ -128,8 +128,10 @@ def cycles(backend: str, count: int, lingering: float = 0.0) -> tuple[int, list[
                     group.create_task(work(slot, random.Random(number)))
         finally:
             await asyncio.gather(*(slot.close() for slot in slots))
-            host.check()
-            host.close()
+            try:
+                host.check()
+            finally:
+                host.close()
         return (
             sum(slot.resets for slot in slots),
             [text for slot in slots for text in slot.lost],
