@@ -101,9 +101,9 @@ class Golden:
     rewards = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
     @classmethod
-    def batch(cls) -> TokenBatch:
+    def batch(cls, **changes) -> TokenBatch:
         tokens_E = cls.mask.sum(1)
-        return TokenBatch(
+        batch = TokenBatch(
             ids_BT=torch.ones(2, 4, dtype=torch.int64),
             mask_BT=cls.mask,
             attention_BT=torch.ones(2, 4, dtype=torch.bool),
@@ -118,7 +118,9 @@ class Golden:
             tokens_E=tokens_E,
             n_tokens=int(tokens_E.sum()),
             n_episodes=2,
+            ref_logprobs_BT=cls.ref,
         )
+        return replace(batch, **changes)
 
 
 class TwoSteps:

@@ -41,7 +41,7 @@ def _over_scored(
 
 
 @_over_scored
-def grpo(rewards_G: Tensor, eps: float = 1e-6) -> Tensor:
+def grpo(rewards_G: Tensor, *, eps: float = 1e-6) -> Tensor:
     """(R - mean) / (std + eps) with the sample standard deviation (ddof=1). GRPO, https://arxiv.org/abs/2402.03300.
 
     Dividing by the standard deviation makes the estimator biased: hard and easy tasks weigh more than p(1-p) says.

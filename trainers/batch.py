@@ -6,8 +6,9 @@ Letters: B rows (one per branch that trains), T positions, E scored episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, UserError
-from agentrl.trajectory import Episode, Group, Trajectory
+from agentrl.trajectory import Episode, Group, SegmentKind, Trajectory, token_rewards
 from agentrl.types import Ending
 
 _ROW_FIELDS = (
@@ -28,6 +29,15 @@ _ROW_FIELDS = (
     "advantages_BT",
     "turn_BT",
     "version_BT",
+    "state_BT",
+    "rewards_BT",
+    "proximal_logprobs_BT",
+    "ref_logprobs_BT",
+    "entropy_BT",
+    "values_BT",
+    "returns_BT",
+    "weights_BT",
+    "selected_BT",
 )
 
 
@@ -55,6 +65,19 @@ class TokenBatch:
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
+        parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode lacks it.
+        rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are none.
+        state_BT: int64 at sampled tokens: a hash of what the policy was told right before the turn (GiGPO's anchor
+            state); -1 elsewhere.
+        proximal_logprobs_BT: of the policy that the update starts from, where it is not the one that sampled.
+        ref_logprobs_BT: of the frozen reference.
+        entropy_BT: of the policy that the update starts from, in nats.
+        values_BT, returns_BT: what a critic said, and what it learns.
+        weights_BT: what a correction multiplies the policy loss of a token by; 0 leaves it out, and every denominator
+            stays what it was. None: 1 everywhere.
+        selected_BT: bool, tokens that a recipe treats in its own way.
+
+    The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
 
     ids_BT: Tensor
@@ -72,6 +95,16 @@ class TokenBatch:
     n_tokens: int
     n_episodes: int
     n_failed: int = 0
+    parts_E: Mapping[str, Tensor] = field(default_factory=dict)
+    rewards_BT: Tensor | None = None
+    state_BT: Tensor | None = None
+    proximal_logprobs_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    entropy_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+    returns_BT: Tensor | None = None
+    weights_BT: Tensor | None = None
+    selected_BT: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
@@ -86,35 +119,70 @@ class TokenBatch:
         """Trained tokens of the episode that a row belongs to, over all rows of that episode (int64)."""
         return self.tokens_E[self.episode_B]
 
+    @property
+    def anchor_BT(self) -> Tensor:
+        """Log-probabilities that ratios are against: the proximal policy's, else those of the policy that sampled."""
+        return self.old_logprobs_BT if self.proximal_logprobs_BT is None else self.proximal_logprobs_BT
+
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same batch on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         moved: dict[str, Any] = {name: t.to(device) for name, t in values.items() if isinstance(t, Tensor)}
-        return replace(self, **moved)
+        return replace(self, **moved, parts_E={name: part.to(device) for name, part in self.parts_E.items()})
+
+    def silent(self) -> TokenBatch:
+        """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood there."""
+        filled = {name: getattr(self, name) for name in _ROW_FIELDS}
+        real: dict[str, Any] = {
+            name: torch.where(self.mask_BT, tensor, 0.0)
+            for name, tensor in filled.items()
+            if tensor is not None and tensor.is_floating_point()
+        }
+        return replace(self, **real)
 
     def rows(self, index: Tensor) -> TokenBatch:
         """The rows of an integer or boolean index, cut to the longest of them; denominators and episodes stay."""
         lengths = self.lengths_B[index]
         width = int(lengths.max()) if len(lengths) else 0
-        cut: dict[str, Any] = {name: getattr(self, name)[index, :width] for name in _ROW_FIELDS}
+        there = {name: getattr(self, name) for name in _ROW_FIELDS}
+        cut: dict[str, Any] = {name: tensor[index, :width] for name, tensor in there.items() if tensor is not None}
         return replace(self, episode_B=self.episode_B[index], **cut)
 
     def split(self, micro_tokens: int) -> Iterator[TokenBatch]:
         """Micro-batches of rows of similar length, longest first, whose padded size is at most `micro_tokens`.
 
-        A row that is longer than the budget is a micro-batch of its own.
+        The rows of an episode stay together, so that what is defined over an episode (a sequence ratio) is the same
+        in every split. An episode that is larger than the budget is a micro-batch of its own.
 
         Raises:
             ConfigError: the budget is not positive.
         """
+        return (self.rows(index) for index in self._chunks(micro_tokens))
+
+    def in_parts(self, function: Callable[[TokenBatch], Tensor], micro_tokens: int) -> Tensor:
+        """What a function says of every micro-batch, put together again: (B, T), zeros behind a micro-batch's width."""
+        whole_BT = torch.zeros_like(self.old_logprobs_BT)
+        for index in self._chunks(micro_tokens):
+            found = function(self.rows(index))
+            whole_BT = whole_BT.to(found.dtype)
+            whole_BT[index, : found.shape[1]] = found.to(whole_BT.device)
+        return whole_BT
+
+    def _chunks(self, micro_tokens: int) -> list[Tensor]:
+        """The rows of each micro-batch."""
         if micro_tokens < 1:
             raise ConfigError(f"micro_tokens={micro_tokens} must be at least 1")
-        lengths, order = torch.sort(self.lengths_B, descending=True, stable=True)
-        start = 0
-        while start < len(order):
-            stop = start + max(1, micro_tokens // max(1, int(lengths[start])))
-            yield self.rows(order[start:stop])
-            start = stop
+        order = torch.argsort(self.lengths_B, descending=True, stable=True).tolist()
+        lengths, owners = self.lengths_B.tolist(), self.episode_B.tolist()
+        episodes: dict[int, list[int]] = {}
+        for row in order:
+            episodes.setdefault(owners[row], []).append(row)
+        chunks: list[list[int]] = []
+        for rows in episodes.values():
+            if not chunks or (len(chunks[-1]) + len(rows)) * lengths[chunks[-1][0]] > micro_tokens:
+                chunks.append([])
+            chunks[-1] += rows
+        return [torch.tensor(chunk) for chunk in chunks]
 
     def minibatches(self, count: int, seed: int) -> Iterator[TokenBatch]:
         """At most `count` batches, one optimizer step each: whole episodes in seeded random order, own denominators.
@@ -170,16 +238,18 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
     scored: list[tuple[int, Episode]] = []
     for group_index, group in enumerate(groups):
         scored += [(group_index, episode) for episode in group.episodes if episode.end.ending is not Ending.FAILED]
-    branches: list[tuple[int, Trajectory]] = []
+    branches: list[tuple[int, Trajectory, Sequence[float]]] = []
     for index, (_, episode) in enumerate(scored):
         _refuse_messages(episode)
-        branches += [(index, branch) for branch in episode.trajectories if branch.trained]
-    rows = [branch for _, branch in branches]
+        earned = token_rewards(episode)
+        owned = zip(episode.trajectories, earned, strict=True)
+        branches += [(index, branch, reward) for branch, reward in owned if branch.trained]
+    rows = [branch for _, branch, _ in branches]
     tokens_E = torch.zeros(len(scored), dtype=torch.int64)
-    episode_B = torch.tensor([index for index, _ in branches], dtype=torch.int64)
+    episode_B = torch.tensor([index for index, _, _ in branches], dtype=torch.int64)
     tokens_E.index_add_(0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64))
     return TokenBatch(
-        **_padded_rows(rows, pad_id),
+        **_padded_rows(rows, [rewards for _, _, rewards in branches], pad_id),
         episode_B=episode_B,
         group_E=torch.tensor([group_index for group_index, _ in scored], dtype=torch.int64),
         reward_E=torch.tensor([episode.reward for _, episode in scored], dtype=torch.float64),
@@ -188,7 +258,15 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
         n_tokens=int(tokens_E.sum()),
         n_episodes=int((tokens_E > 0).sum()),
         n_failed=sum(len(group.episodes) for group in groups) - len(scored),
+        parts_E=_parts([episode for _, episode in scored]),
     )
+
+
+def _parts(episodes: Sequence[Episode]) -> dict[str, Tensor]:
+    """The named terms of the scores, one tensor (E,) for each."""
+    names = sorted({name for episode in episodes for name in episode.score.parts})
+    rows = {name: [episode.score.parts.get(name, math.nan) for episode in episodes] for name in names}
+    return {name: torch.tensor(row, dtype=torch.float64) for name, row in rows.items()}
 
 
 def _refuse_messages(episode: Episode) -> None:
@@ -203,7 +281,17 @@ def _refuse_messages(episode: Episode) -> None:
         )
 
 
-def _padded_rows(rows: Sequence[Trajectory], pad_id: int) -> dict[str, Tensor]:
+def _states(row: Trajectory) -> list[int]:
+    """At each sampled token, a hash of the tokens that came right before its turn; -1 elsewhere."""
+    states, told = list[int](), tuple[int, ...]()
+    for segment in row.segments:
+        sampled = segment.kind is SegmentKind.SAMPLED
+        told = told if sampled else segment.ids
+        states += [zlib.crc32(np.asarray(told, np.int64).tobytes()) if sampled else -1] * len(segment.ids)
+    return states
+
+
+def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int) -> dict[str, Tensor]:
     """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter and is cut."""
     lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
     attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
@@ -222,6 +310,8 @@ def _padded_rows(rows: Sequence[Trajectory], pad_id: int) -> dict[str, Tensor]:
         "old_logprobs_BT": padded([row.logprobs for row in rows], 0.0, np.float32),
         "turn_BT": padded([row.turn_of for row in rows], -1, np.int32),
         "version_BT": padded(versions, -1, np.int32),
+        "state_BT": padded([_states(row) for row in rows], -1, np.int64),
+        "rewards_BT": padded(rewards, 0.0, np.float64),
     }
     if tensors["mask_BT"][:, :1].any():
         raise UserError("a row's first token was sampled from nothing; give every prompt at least one token")

@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from agentrl.errors import AgentRLError
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.losses import add_metrics, token_logprobs
+from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import rollout_metrics
 from agentrl.trainers.run import Run
-from agentrl.trainers.scoring import EntropyMode, PolicyOutput, frozen_logprobs
+from agentrl.trainers.scoring import EntropyMode, PolicyOutput, frozen_logprobs, token_logprobs
 from agentrl.trajectory import Group
 
 MAX_GAP = 0.1
@@ -48,7 +50,7 @@ def train(run: Run) -> None:
         started = time.perf_counter()
         groups = run.rollouts.gather(run.tasks(step), step)
         sampled = time.perf_counter()
-        batch = run.recipe.advantage(pack(groups, run.pad_id))
+        batch = run.recipe.advantage(prepare(run, pack(groups, run.pad_id)))
         metrics = rollout_metrics(groups) | update(run, batch, step)
         updated = time.perf_counter()
         run.engine.load(run.model, step + 1)
@@ -83,7 +85,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
     history: list[dict[str, float]] = []
     run.model.train()
     for mini in batch.minibatches(config.minibatches, seed=run.seed_of("minibatches", step)):
-        rows = mini if loss.kl_coef or loss.entropy_coef else mini.informative()
+        rows = run.recipe.correct(mini) if loss.regularisers else run.recipe.correct(mini).informative()
         parts = []
         for micro in rows.split(config.micro_tokens):
             scalar, metrics = loss(score(run, micro), micro)
@@ -99,15 +101,22 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
     return _summarize(history)
 
 
+def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
+    """The batch with what the recipe needs of models that this step does not move."""
+    if (reference := run.reference) is None:
+        return batch
+    config = run.config
+
+    def under_reference(micro: TokenBatch) -> Tensor:
+        return frozen_logprobs(reference, micro.to(run.model.device), config.temperature)
+
+    return replace(batch, ref_logprobs_BT=batch.in_parts(under_reference, config.micro_tokens))
+
+
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:
-    """What the policy (and the reference, where the recipe has one) says about the sampled tokens."""
-    micro = micro.to(run.model.device)
-    mode: EntropyMode = "gradient" if run.recipe.loss.entropy_coef else "value"
-    output = token_logprobs(run.model, micro, run.config.temperature, entropy=mode)
-    if run.reference is None:
-        return output
-    ref_BT = frozen_logprobs(run.reference, micro, run.config.temperature)
-    return PolicyOutput(output.logprobs_BT, output.entropy_BT, ref_BT)
+    """What the policy says about the sampled tokens."""
+    mode: EntropyMode = "gradient" if "entropy_gradient" in run.recipe.needs else "value"
+    return token_logprobs(run.model, micro.to(run.model.device), run.config.temperature, entropy=mode)
 
 
 def _stop_if_broken(history: Sequence[dict[str, float]], step: int) -> None:

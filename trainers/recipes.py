@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.advantages import GroupAdvantage, dr_grpo, group_advantages, grpo
+from agentrl.trainers.advantages import dr_grpo, group_advantages, grpo
 from agentrl.trainers.batch import TokenBatch, groups_with_signal
-from agentrl.trainers.losses import Aggregate, PolicyLoss, clipped_surrogate, episode_mean, episode_sum, token_mean
+from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token
+from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
+from agentrl.trainers.regularisers import entropy_bonus, kl_penalty
+from agentrl.trainers.surrogates import ppo_clip
 
-
-def by_token(per_token_BT: Tensor, batch: TokenBatch, _: int) -> Tensor:
-    """`token_mean` with the batch's denominators."""
-    return token_mean(per_token_BT, batch.mask_BT, batch.n_tokens)
-
-
-def by_episode(per_token_BT: Tensor, batch: TokenBatch, _: int) -> Tensor:
-    """`episode_mean` with the batch's denominators."""
-    return episode_mean(per_token_BT, batch.mask_BT, batch.episode_tokens_B, batch.n_episodes)
-
-
-def by_constant(per_token_BT: Tensor, batch: TokenBatch, norm_tokens: int) -> Tensor:
-    """`episode_sum` with the batch's denominators."""
-    return episode_sum(per_token_BT, batch.mask_BT, batch.n_episodes, norm_tokens)
-
-
-AGGREGATES: dict[str, Aggregate] = {"token": by_token, "episode": by_episode, "constant": by_constant}
+AGGREGATES: dict[str, Aggregate] = {
+    "token": by_token,
+    "episode": by_episode,
+    "episode_sum": by_episode_sum,
+    "constant": by_constant,
+}
 
 
 @dataclass(frozen=True)
@@ -38,65 +32,132 @@ class Recipe:
     """An algorithm: how outcomes become advantages, and how advantages become a loss.
 
     Attributes:
-        group_advantage: rewards of a group -> advantages.
-        loss: policy output and batch -> scalar and metrics.
         paper: where the algorithm is defined.
+        credit: batch -> batch, in order; the last one has filled the advantages. Once per round, over all groups.
+        surrogate: per-token policy loss.
+        aggregate: per-token losses -> scalar.
+        regularisers: further per-token losses.
+        corrections: batch -> batch, in order: weights and selections. Once per optimizer step, before micro-batches.
         negative_weight: negative advantages are multiplied by it; 1 is the algorithm as its paper has it. Less makes
             large learning rates safe, at a price: the baseline no longer cancels, so the estimator is biased towards
             repeating what worked (at 0 it is fine-tuning on the better half of every group).
         filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics still count them.
+        refill: groups without signal are replaced by other tasks before the step (DAPO's dynamic sampling); metrics
+            still count all that was sampled.
     """
 
     name: str
-    group_advantage: GroupAdvantage
-    loss: PolicyLoss
     paper: str
+    credit: tuple[Step, ...]
+    surrogate: Term
+    aggregate: Aggregate
+    regularisers: tuple[Term, ...] = ()
+    corrections: tuple[Step, ...] = ()
     negative_weight: float = 1.0
     filter_groups: bool = False
+    refill: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.negative_weight <= 1:
             raise ConfigError(f"negative_weight={self.negative_weight} must be from 0 to 1")
-        if not isinstance(self.filter_groups, bool):
-            raise ConfigError(f"filter_groups={self.filter_groups!r} must be true or false")
+        for name in ("filter_groups", "refill"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+
+    @cached_property
+    def loss(self) -> PolicyLoss:
+        """Policy output and batch -> scalar and metrics."""
+        return PolicyLoss(self.surrogate, self.aggregate, self.regularisers)
+
+    @cached_property
+    def needs(self) -> frozenset[Need]:
+        """What a run must compute for the parts."""
+        return frozenset(chain.from_iterable(needs_of(part) for part in self._parts()))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Name -> value of every option of every part."""
+        return {name: value for part in self._parts() for name, value in options(part).items()}
 
     def advantage(self, batch: TokenBatch) -> TokenBatch:
         """The batch with its advantages."""
-        filled = group_advantages(batch, self.group_advantage)
-        if self.filter_groups:
-            filled = groups_with_signal(filled)
-        weighed_BT = filled.advantages_BT * self.negative_weight
-        return replace(filled, advantages_BT=torch.where(filled.advantages_BT < 0, weighed_BT, filled.advantages_BT))
+        for step in self.credit:
+            batch = step(batch)
+        if self.filter_groups or self.refill:
+            batch = groups_with_signal(batch)
+        weighed_BT = batch.advantages_BT * self.negative_weight
+        return replace(batch, advantages_BT=torch.where(batch.advantages_BT < 0, weighed_BT, batch.advantages_BT))
 
+    def correct(self, batch: TokenBatch) -> TokenBatch:
+        """The batch of one optimizer step with its weights and selections."""
+        for step in self.corrections:
+            batch = step(batch)
+        return batch
+
+    def _parts(self) -> tuple[Callable[..., Any], ...]:
+        return (*self.credit, self.surrogate, self.aggregate, *self.regularisers, *self.corrections)
+
+
+over_groups = partial(Lifted, group_advantages)
+"""Lift a group form (`rewards_G -> advantages_G`) to a credit step."""
 
 _TABLE = (
-    Recipe("grpo", grpo, PolicyLoss(clipped_surrogate, by_episode), "https://arxiv.org/abs/2402.03300"),
-    Recipe("dr_grpo", dr_grpo, PolicyLoss(clipped_surrogate, by_constant), "https://arxiv.org/abs/2503.20783"),
+    Recipe("grpo", "https://arxiv.org/abs/2402.03300", (over_groups(grpo),), ppo_clip, by_episode),
+    Recipe("dr_grpo", "https://arxiv.org/abs/2503.20783", (over_groups(dr_grpo),), ppo_clip, by_constant),
 )
 RECIPES = {row.name: row for row in _TABLE}
 
+ADDABLE: dict[str, tuple[Step | Term, ...]] = {
+    "credit": (),
+    "regularisers": (kl_penalty, entropy_bonus),
+    "corrections": (),
+}
+"""Parts that any recipe takes on when a setting names one of their options."""
 
-_LOSS = ("clip_low", "clip_high", "kl_coef", "entropy_coef", "norm_tokens", "aggregate")
-_OWN = {"negative_weight": 1.0, "filter_groups": False}
-_SETTINGS = {key: key for key in (*_LOSS, *_OWN)}
+_OWN = ("negative_weight", "filter_groups", "refill")
 Row = TypeVar("Row")
 
 
 def recipe(name: str, **settings: Any) -> Recipe:
-    """The named recipe, with settings of its loss replaced: `recipe("grpo", clip_high=0.28, aggregate="token")`.
+    """The named recipe, with options of its parts set: `recipe("grpo", clip_high=0.28, aggregate="token")`.
 
-    The KL coefficient is 0 in every row, so no reference model is needed unless asked for (GRPO's paper uses 0.04).
+    An option of a part in `ADDABLE` adds that part: `recipe("grpo", kl_coef=0.01)`. The KL coefficient is 0 in most
+    rows, so no reference model is held unless asked for (GRPO's paper uses 0.04).
 
     Raises:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a value is out of range.
     """
-    own: dict[str, Any] = {key: settings.pop(key, default) for key, default in _OWN.items()}
-    found = replace(_named(name, RECIPES, "recipe"), **own)
-    changes: dict[str, Any] = {}
-    for key, value in settings.items():
-        _named(key, _SETTINGS, f"setting of recipe {name}")
-        changes[key] = _named(value, AGGREGATES, "aggregate") if key == "aggregate" else value
-    return replace(found, loss=replace(found.loss, **changes))
+    found = _named(name, RECIPES, "recipe")
+    if "aggregate" in settings:
+        found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
+    found = replace(found, **{key: settings.pop(key) for key in _OWN if key in settings})
+    for place, parts in ADDABLE.items():
+        there = set(found.options)
+        extra = tuple(part for part in parts if settings.keys() & options(part).keys() - there)
+        changed: dict[str, Any] = {place: (*getattr(found, place), *extra)}
+        found = replace(found, **changed)
+    known = dict.fromkeys((*found.options, *_addable(), *_OWN, "aggregate"))
+    for key in settings:
+        _named(key, known, f"setting of recipe {name}")
+    for key in settings.keys() - found.options.keys():
+        raise ConfigError(f"{key} is no setting of recipe {name}: its parts take {', '.join(found.options)}")
+    return _configured(found, settings)
+
+
+def _addable() -> list[str]:
+    return [name for parts in ADDABLE.values() for part in parts for name in options(part)]
+
+
+def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
+    """The recipe with the options of its parts set."""
+    changed: dict[str, Any] = {}
+    for one in fields(found):
+        value = getattr(found, one.name)
+        if one.name in ("credit", "regularisers", "corrections"):
+            changed[one.name] = tuple(with_options(part, settings) for part in value)
+        elif one.name in ("surrogate", "aggregate"):
+            changed[one.name] = with_options(value, settings)
+    return replace(found, **changed)
 
 
 def _named(name: str, table: dict[str, Row], what: str) -> Row:

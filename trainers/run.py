@@ -91,7 +91,7 @@ class Run:
 
     def _frozen_reference(self) -> torch.nn.Module | None:
         """A copy of the initial policy, only where a KL term needs it."""
-        if not self.recipe.loss.kl_coef:
+        if "reference" not in self.recipe.needs:
             return None
         model: torch.nn.Module = load_model(self.config.model) if self.start else copy.deepcopy(self.model)
         return model.requires_grad_(False).eval()

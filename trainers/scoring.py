@@ -22,12 +22,19 @@ class PolicyOutput:
     Attributes:
         logprobs_BT: log-probabilities of the tokens at the sampling temperature, with gradient.
         entropy_BT: entropy (nats) of the distribution each token was drawn from, if asked for.
-        ref_logprobs_BT: log-probabilities under a frozen reference, if the recipe has a KL term.
+        top_logprobs_BTK: log-probabilities of the K likeliest tokens, likeliest first, with gradient, if asked for.
     """
 
     logprobs_BT: Tensor
     entropy_BT: Tensor | None = None
-    ref_logprobs_BT: Tensor | None = None
+    top_logprobs_BTK: Tensor | None = None
+
+    def silent(self, mask_BT: Tensor) -> PolicyOutput:
+        """The same with exact zeros at mask 0, whatever stood there."""
+        parts = (self.logprobs_BT, self.entropy_BT, self.top_logprobs_BTK)
+        masks = (mask_BT, mask_BT, mask_BT[..., None])
+        filled = [None if x is None else torch.where(mask, x, 0.0) for x, mask in zip(parts, masks, strict=True)]
+        return PolicyOutput(*filled)  # type: ignore[arg-type]
 
 
 _HEAD_IS_PLAIN: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
