@@ -63,7 +63,7 @@ def needs_of(part: Callable[..., Any]) -> frozenset[Need]:
 
 
 def options(part: Callable[..., Any]) -> dict[str, Any]:
-    """Name -> value of a part's options, as they are set now; those of a part that wraps another are the inner one's."""
+    """Name -> value of a part's options, as they are set now; those of a lifted part are the inner one's."""
     if isinstance(part, Lifted):
         return options(part.inner)
     parameters = inspect.signature(part).parameters.values()
