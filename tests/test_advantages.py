@@ -13,7 +13,9 @@ from trainer_cases import Golden, TwoSteps, group
 
 from agentrl.trainers.advantages import dr_grpo, gae, group_advantages, grpo, rloo
 from agentrl.trainers.batch import pack
-from agentrl.trainers.losses import clipped_surrogate, keep
+from agentrl.trainers.losses import keep
+from agentrl.trainers.scoring import PolicyOutput
+from agentrl.trainers.surrogates import ppo_clip
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def expected_gradient(policy: TwoSteps, advantage, size: int) -> torch.Tensor:
     """The gradient estimator's expectation over every group of `size` trajectories."""
     batch, logprobs_BT, probability_B = policy.groups(size)
     batch = group_advantages(batch, advantage)
-    per_token_BT = clipped_surrogate(logprobs_BT, batch.old_logprobs_BT, batch.advantages_BT, math.inf, math.inf)
+    per_token_BT = ppo_clip(PolicyOutput(logprobs_BT), batch, clip_low=math.inf, clip_high=math.inf)
     per_episode_B = keep(per_token_BT, batch.mask_BT).sum(1) / size
     return -torch.autograd.grad((per_episode_B * probability_B).sum(), policy.theta)[0]
 

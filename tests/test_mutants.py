@@ -17,11 +17,9 @@ from trainer_cases import PAD, TwoSteps, batch_of, branch, episode, group, quick
 
 from agentrl.trainers.advantages import dr_grpo, gae, group_advantages, grpo, rloo
 from agentrl.trainers.batch import pack
-from agentrl.trainers.losses import (
-    clipped_surrogate,
-    keep,
-)
-from agentrl.trainers.recipes import by_constant, by_episode, by_token
+from agentrl.trainers.losses import by_constant, by_episode, by_token, keep
+from agentrl.trainers.scoring import PolicyOutput
+from agentrl.trainers.surrogates import ppo_clip
 from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason
 
@@ -159,7 +157,7 @@ def check_gradient_is_unbiased(advantage):
     policy = TwoSteps(seed=3)
     batch, logprobs_BT, probability_B = policy.groups(2)
     batch = group_advantages(batch, advantage)
-    per_token_BT = clipped_surrogate(logprobs_BT, batch.old_logprobs_BT, batch.advantages_BT, math.inf, math.inf)
+    per_token_BT = ppo_clip(PolicyOutput(logprobs_BT), batch, clip_low=math.inf, clip_high=math.inf)
     expected = (keep(per_token_BT, batch.mask_BT).sum(1) / 2 * probability_B).sum()
     found = -torch.autograd.grad(expected, policy.theta)[0]
     assert (found - policy.exact_gradient()).abs().max() < 1e-8
@@ -254,7 +252,7 @@ def check_episodes_weigh_the_same_in_two_rows(aggregate):
     for g in _one_and_two_rows():
         batch = batch_of(g)
         per_token_BT = batch.ids_BT.double().sin()
-        losses.append(float(aggregate(per_token_BT, batch, 50)))
+        losses.append(float(aggregate(per_token_BT, batch)))
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
 
 
@@ -263,11 +261,11 @@ def statistics_per_row(batch, advantage):
     return replace(batch, advantages_BT=torch.where(batch.mask_BT, values[:, None], 0.0))
 
 
-def mean_over_rows(per_token_BT, batch, _):
+def mean_over_rows(per_token_BT, batch):
     return (keep(per_token_BT, batch.mask_BT).sum(1) / batch.mask_BT.sum(1)).sum() / len(batch)
 
 
-def mean_of_row_means_over_episodes(per_token_BT, batch, _):
+def mean_of_row_means_over_episodes(per_token_BT, batch):
     return (keep(per_token_BT, batch.mask_BT).sum(1) / batch.mask_BT.sum(1)).sum() / batch.n_episodes
 
 

@@ -79,16 +79,16 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
     Raises:
         TrainingError: the loss or the gradient is not a number, or sampler and trainer disagree.
     """
-    config, loss = run.config, run.recipe.loss
+    config, recipe = run.config, run.recipe
     for group in run.optimizer.param_groups:
         group["lr"] = config.learning_rate * config.schedule.share(step, config.steps)
     history: list[dict[str, float]] = []
     run.model.train()
     for mini in batch.minibatches(config.minibatches, seed=run.seed_of("minibatches", step)):
-        rows = run.recipe.correct(mini) if loss.regularisers else run.recipe.correct(mini).informative()
+        rows = recipe.correct(mini) if recipe.regularisers else recipe.correct(mini).informative()
         parts = []
         for micro in rows.split(config.micro_tokens):
-            scalar, metrics = loss(score(run, micro), micro)
+            scalar, metrics = recipe.loss(score(run, micro), micro)
             scalar.backward()
             parts.append(metrics)
         if not parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -136,16 +136,18 @@ def recipe(name: str, **settings: Any) -> Recipe:
         extra = tuple(part for part in parts if settings.keys() & options(part).keys() - there)
         changed: dict[str, Any] = {place: (*getattr(found, place), *extra)}
         found = replace(found, **changed)
-    known = dict.fromkeys((*found.options, *_addable(), *_OWN, "aggregate"))
-    for key in settings:
-        _named(key, known, f"setting of recipe {name}")
     for key in settings.keys() - found.options.keys():
-        raise ConfigError(f"{key} is no setting of recipe {name}: its parts take {', '.join(found.options)}")
+        raise ConfigError(_no_setting(key, found))
     return _configured(found, settings)
 
 
-def _addable() -> list[str]:
-    return [name for parts in ADDABLE.values() for part in parts for name in options(part)]
+def _no_setting(key: str, found: Recipe) -> str:
+    """Why a recipe does not take a setting."""
+    addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
+    known = dict.fromkeys((*found.options, *addable, *_OWN, "aggregate"))
+    others = [row.name for row in RECIPES.values() if key in row.options]
+    hint = f"it belongs to {', '.join(others)}" if others else f"did you mean {_nearest(key, known)!r}?"
+    return f"recipe {found.name} has no setting {key!r}: {hint} (known: {', '.join(known)})"
 
 
 def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
@@ -164,5 +166,10 @@ def _named(name: str, table: dict[str, Row], what: str) -> Row:
     """The entry of that name."""
     if name in table:
         return table[name]
-    near = get_close_matches(str(name), table, n=1, cutoff=0.0)
-    raise ConfigError(f"there is no {what} {name!r}; did you mean {near[0]!r}? (known: {', '.join(table)})")
+    raise ConfigError(
+        f"there is no {what} {name!r}; did you mean {_nearest(name, table)!r}? (known: {', '.join(table)})"
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
