@@ -20,6 +20,7 @@ from helpers import loop_threads, wait_for
 from agentrl.errors import ConfigError
 from agentrl.records import read_episodes, read_metrics
 from agentrl.trainers import checkpoint
+from agentrl.trainers.batch import pack
 from agentrl.trainers.config import TrainConfig, check_config, read_config
 from agentrl.trainers.loop import TrainingError, train, why_quiet
 from agentrl.trainers.run import Run
@@ -114,6 +115,54 @@ def test_training_moves_towards_reward(model, tmp_path):
 def test_a_kl_term_holds_a_reference(model, tmp_path, kl):
     rows = run(settings(model, loss={"kl_coef": kl}, steps=3), tmp_path / "a")
     assert rows[1]["policy/ref_kl"] < rows[3]["policy/ref_kl"]
+
+
+def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_reward(model, tmp_path):
+    """DAPO's dynamic sampling: with two samples a group, half the groups are silent, so rounds are filled up."""
+    plain = {"steps": 3, "group_size": 2, "eval_every": 0, "learning_rate": 1e-9, "minibatches": 1}
+    alone = run(settings(model, **plain), tmp_path / "a" / "x")
+    filled = run(settings(model, **plain, loss={"refill": True}), tmp_path / "b" / "x")
+    assert alone[0]["reward/mean"] == filled[0]["reward/mean"], "the first round plays the same tasks"
+    assert any(row["refill/groups"] > 0 for row in filled)
+    with Run(settings(model, **plain, loss={"refill": True}), tmp_path / "c" / "x") as opened:
+        groups, refilled = opened.play(0)
+        batch = opened.recipe.advantage(pack([*groups, *refilled], opened.pad_id))
+    assert len(groups) == 4 and all(group.has_signal for group in refilled)
+    signal = sum(group.has_signal for group in (*groups, *refilled))
+    assert signal <= 4 and batch.n_episodes == 2 * signal
+    keys = read_episodes(tmp_path / "b/x/episodes.jsonl")
+    assert {key.run for key in keys} >= {"x", "x/refill-1"}
+
+
+def test_a_refilled_run_resumes_where_it_drew(model, tmp_path):
+    change = {"loss": {"refill": True}, "group_size": 2, "steps": 4}
+    whole = run(settings(model, **change), tmp_path / "a" / "x")
+    run(settings(model, **change | {"steps": 2}), tmp_path / "b" / "x")
+    assert run(settings(model, **change), tmp_path / "b" / "x", resume=True) == whole
+
+
+def test_the_reference_is_reset_with_the_optimizer_and_survives_a_resume(model, tmp_path):
+    """ProRL. After a reset the KL to the reference starts from 0 again."""
+    change = {"loss": {"kl_coef": 0.01, "reset_every": 2}, "steps": 5, "eval_every": 0}
+    whole = run(settings(model, **change), tmp_path / "a" / "x")
+    kept = run(settings(model, **change | {"loss": {"kl_coef": 0.01}}), tmp_path / "c" / "x")
+    assert whole[2]["policy/ref_kl"] < whole[1]["policy/ref_kl"] < kept[2]["policy/ref_kl"]
+    run(settings(model, **change | {"steps": 3}), tmp_path / "b" / "x")
+    assert (tmp_path / "b/x/checkpoints/step_3/reference/config.json").is_file()
+    assert run(settings(model, **change), tmp_path / "b" / "x", resume=True) == whole
+
+
+def test_a_budget_of_kl_ends_a_round_early(model, tmp_path):
+    change = {"steps": 2, "learning_rate": 1e-2, "minibatches": 4, "eval_every": 0}
+    free = run(settings(model, **change), tmp_path / "a")
+    bound = run(settings(model, **change, loss={"kl_budget": 1e-6}), tmp_path / "b")
+    assert free[0]["policy/updates"] > 1 == bound[0]["policy/updates"], "the second was over the budget"
+
+
+def test_epochs_go_through_a_round_again(model, tmp_path):
+    change = {"steps": 1, "minibatches": 2, "eval_every": 0}
+    once, twice = (run(settings(model, **change, loss={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
+    assert twice[0]["policy/updates"] == 2 * once[0]["policy/updates"]
 
 
 def kill_loop(model, folder, kills, env=TOY):
@@ -249,6 +298,8 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path):
         with pytest.raises(TrainingError, match="no step was taken"):
             train(opened)
         assert all(torch.equal(before[name], value) for name, value in opened.model.state_dict().items())
+    kept = torch.load(tmp_path / "a" / "broken_batch_0.pt", weights_only=False)
+    assert kept["ids_BT"].shape == kept["mask_BT"].shape and kept["n_tokens"] > 0
 
 
 def no_number(output, batch):
@@ -299,5 +350,5 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     again = run_training(toml, tmp_path / "r", overrides=["steps=2", "save_every=1"], resume=True)
     assert (first["steps"], again["steps"]) == (1, 2)
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
-    assert json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text()) == {"step": 2}
+    assert json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text()) == {"step": 2, "draws": 2}
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"

@@ -159,14 +159,15 @@ class TokenBatch:
         """
         return (self.rows(index) for index in self._chunks(micro_tokens))
 
-    def in_parts(self, function: Callable[[TokenBatch], Tensor], micro_tokens: int) -> Tensor:
-        """What a function says of every micro-batch, put together again: (B, T), zeros behind a micro-batch's width."""
-        whole_BT = torch.zeros_like(self.old_logprobs_BT)
+    def in_parts(self, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int) -> tuple[Tensor, ...]:
+        """What a function says of every micro-batch, each tensor (B, T) put together again; zeros where it was cut."""
+        whole: list[Tensor] = []
         for index in self._chunks(micro_tokens):
-            found = function(self.rows(index))
-            whole_BT = whole_BT.to(found.dtype)
-            whole_BT[index, : found.shape[1]] = found.to(whole_BT.device)
-        return whole_BT
+            found = look(self.rows(index))
+            whole = whole or [part.new_zeros(self.mask_BT.shape) for part in found]
+            for target_BT, part in zip(whole, found, strict=True):
+                target_BT[index.to(part.device), : part.shape[1]] = part
+        return tuple(whole)
 
     def _chunks(self, micro_tokens: int) -> list[Tensor]:
         """The rows of each micro-batch."""
@@ -184,8 +185,10 @@ class TokenBatch:
             chunks[-1] += rows
         return [torch.tensor(chunk) for chunk in chunks]
 
-    def minibatches(self, count: int, seed: int) -> Iterator[TokenBatch]:
+    def minibatches(self, count: int, seed: int, epochs: int = 1) -> Iterator[TokenBatch]:
         """At most `count` batches, one optimizer step each: whole episodes in seeded random order, own denominators.
+
+        Every epoch goes through all of them, in another order.
 
         Where only a share of the scored episodes trains (groups were filtered), there are as many fewer batches, so
         that a step keeps its size: small ones would be noise at full length.
@@ -197,8 +200,9 @@ class TokenBatch:
             raise ConfigError(f"minibatches={count} must be at least 1")
         trained = torch.nonzero(self.tokens_E.cpu()).flatten()
         count = math.ceil(count * len(trained) / max(1, len(self.tokens_E)))
-        shuffled = trained[torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed))]
-        for episodes in torch.tensor_split(shuffled, max(1, count)):
+        chance = torch.Generator().manual_seed(seed)
+        orders = (trained[torch.randperm(len(trained), generator=chance)] for _ in range(epochs))
+        for episodes in chain.from_iterable(torch.tensor_split(order, max(1, count)) for order in orders):
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))

@@ -30,6 +30,17 @@ class Checkpoint:
         """The Hugging Face folder with weights, tokenizer and chat template."""
         return self.folder / "model"
 
+    @property
+    def reference(self) -> Path | None:
+        """The folder of the reference, where it is no longer the model that the run started from."""
+        folder = self.folder / "reference"
+        return folder if folder.is_dir() else None
+
+    @property
+    def draws(self) -> int:
+        """How many rounds of tasks were drawn so far; more than `step` where groups were refilled."""
+        return int(json.loads((self.folder / "state.json").read_text()).get("draws", self.step))
+
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Restore the optimizer's state and the global random state."""
         state = torch.load(self.folder / "state.pt", weights_only=True)
@@ -37,16 +48,29 @@ class Checkpoint:
         torch.set_rng_state(state["rng"])
 
 
-def save(run_dir: Path, step: int, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer) -> Checkpoint:
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds; a reference only where it was reset."""
+
+    model: Any
+    tokenizer: Any
+    optimizer: torch.optim.Optimizer
+    draws: int
+    reference: Any = None
+
+
+def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
     """Write a checkpoint beside its place and move it there in one rename, so a crash leaves none or a whole one."""
     folder = run_dir / "checkpoints" / f"step_{step}"
     draft = folder.with_name(f".step_{step}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    model.save_pretrained(draft / "model")
-    tokenizer.save_pretrained(draft / "model")
-    torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, draft / "state.pt")
-    write_json_atomic(draft / "state.json", {"step": step})
+    state.model.save_pretrained(draft / "model")
+    state.tokenizer.save_pretrained(draft / "model")
+    if state.reference is not None:
+        state.reference.save_pretrained(draft / "reference")
+    torch.save({"optimizer": state.optimizer.state_dict(), "rng": torch.get_rng_state()}, draft / "state.pt")
+    write_json_atomic(draft / "state.json", {"step": step, "draws": state.draws})
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     return Checkpoint(folder, step)

@@ -20,9 +20,9 @@ from torch import Tensor
 from agentrl.errors import AgentRLError
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.losses import add_metrics
-from agentrl.trainers.metrics import rollout_metrics
+from agentrl.trainers.metrics import refill_metrics, rollout_metrics
 from agentrl.trainers.run import Run
-from agentrl.trainers.scoring import EntropyMode, PolicyOutput, frozen_logprobs, token_logprobs
+from agentrl.trainers.scoring import EntropyMode, PolicyOutput, token_logprobs
 from agentrl.trajectory import Group
 
 MAX_GAP = 0.1
@@ -48,12 +48,13 @@ def train(run: Run) -> None:
         run.log(0, run.evaluate(0))
     for step in range(run.start, config.steps):
         started = time.perf_counter()
-        groups = run.rollouts.gather(run.tasks(step), step)
+        groups, refilled = run.play(step)
         sampled = time.perf_counter()
-        batch = run.recipe.advantage(prepare(run, pack(groups, run.pad_id)))
-        metrics = rollout_metrics(groups) | update(run, batch, step)
+        batch = run.recipe.advantage(prepare(run, pack([*groups, *refilled], run.pad_id)))
+        metrics = rollout_metrics(groups) | refill_metrics(groups, refilled) | update(run, batch, step)
         updated = time.perf_counter()
         run.engine.load(run.model, step + 1)
+        run.reset_reference(step + 1)
         due = config.eval_every and ((step + 1) % config.eval_every == 0 or step + 1 == config.steps)
         metrics |= run.evaluate(step + 1) if due else {}
         metrics |= {
@@ -84,10 +85,9 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
         group["lr"] = config.learning_rate * config.schedule.share(step, config.steps)
     history: list[dict[str, float]] = []
     run.model.train()
-    for mini in batch.minibatches(config.minibatches, seed=run.seed_of("minibatches", step)):
-        rows = recipe.correct(mini) if recipe.regularisers else recipe.correct(mini).informative()
-        parts = []
-        for micro in rows.split(config.micro_tokens):
+    for mini in batch.minibatches(config.minibatches, run.seed_of("minibatches", step), recipe.epochs):
+        mini, parts = recipe.correct(mini).to(run.model.device), []
+        for micro in (mini if recipe.regularisers else mini.informative()).split(config.micro_tokens):
             scalar, metrics = recipe.loss(score(run, micro), micro)
             scalar.backward()
             parts.append(metrics)
@@ -95,36 +95,54 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
             continue
         norm = float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm))
         history.append(add_metrics(parts) | {"grad_norm": norm})
-        _stop_if_broken(history, step)
+        _stop_if_broken(run, history, mini, step)
+        if history[-1]["approx_kl"] > recipe.kl_budget:
+            run.optimizer.zero_grad(set_to_none=True)
+            break
         run.optimizer.step()
         run.optimizer.zero_grad(set_to_none=True)
+        history[-1]["updates"] = 1.0
     return _summarize(history)
 
 
 def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
     """The batch with what the recipe needs of models that this step does not move."""
-    if (reference := run.reference) is None:
-        return batch
-    config = run.config
+    needs, moved = run.recipe.needs, batch.to(run.model.device)
+    if run.reference is not None:
+        moved = replace(moved, ref_logprobs_BT=_frozen(run, run.reference, moved).logprobs_BT)
+    if needs & {"proximal", "entropy"}:
+        found = _frozen(run, run.model, moved)
+        proximal_BT = found.logprobs_BT if "proximal" in needs else None
+        moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
+    return moved
 
-    def under_reference(micro: TokenBatch) -> Tensor:
-        return frozen_logprobs(reference, micro.to(run.model.device), config.temperature)
 
-    return replace(batch, ref_logprobs_BT=batch.in_parts(under_reference, config.micro_tokens))
+@torch.no_grad()
+def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch) -> PolicyOutput:
+    """What a model says about a whole batch, in micro-batches and without gradient."""
+    model.eval()
+
+    def look(micro: TokenBatch) -> tuple[Tensor, ...]:
+        output = token_logprobs(model, micro, run.config.temperature)
+        assert output.entropy_BT is not None
+        return output.logprobs_BT, output.entropy_BT
+
+    return PolicyOutput(*batch.in_parts(look, run.config.micro_tokens))
 
 
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens."""
     mode: EntropyMode = "gradient" if "entropy_gradient" in run.recipe.needs else "value"
-    return token_logprobs(run.model, micro.to(run.model.device), run.config.temperature, entropy=mode)
+    return token_logprobs(run.model, micro, run.config.temperature, entropy=mode)
 
 
-def _stop_if_broken(history: Sequence[dict[str, float]], step: int) -> None:
+def _stop_if_broken(run: Run, history: Sequence[dict[str, float]], mini: TokenBatch, step: int) -> None:
     last = history[-1]
     if not (math.isfinite(last["loss"]) and math.isfinite(last["grad_norm"])):
+        kept = run.keep(mini, step)
         raise TrainingError(
-            f"round {step}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; "
-            "resume from the last checkpoint with a lower learning_rate"
+            f"round {step}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; the batch is in "
+            f"{kept}; resume from the last checkpoint with a lower learning_rate"
         )
     if len(history) == 1 and last["logprob_gap"] > MAX_GAP:
         raise TrainingError(
@@ -150,7 +168,10 @@ def _summarize(history: Sequence[dict[str, float]]) -> dict[str, float]:
         name: sum(part[key] for part in history) / len(history) for key, name in names.items() if key in history[0]
     }
     metrics["policy/ratio_max"] = max(part["ratio_max"] for part in history)
-    return metrics | {"policy/updates": float(len(history)), "parity/gap_mean": history[0]["logprob_gap"]}
+    return metrics | {
+        "policy/updates": sum(part.get("updates", 0.0) for part in history),
+        "parity/gap_mean": history[0]["logprob_gap"],
+    }
 
 
 def is_hopeless(groups: Sequence[Group]) -> bool:

@@ -44,6 +44,18 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics | {f"end/{reason.value}": endings[reason] / len(episodes) for reason in EndReason if endings[reason]}
 
 
+def refill_metrics(groups: Sequence[Group], refilled: Sequence[Group]) -> dict[str, float]:
+    """What dynamic sampling did: groups that took a place, episodes they cost, places that stayed empty."""
+    if not refilled:
+        return {}
+    signal = sum(group.has_signal for group in (*groups, *refilled))
+    return {
+        "refill/groups": float(len(refilled)),
+        "refill/episodes": float(sum(len(group.episodes) for group in refilled)),
+        "refill/empty": float(max(0, len(groups) - signal)),
+    }
+
+
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Shares of groups that can teach nothing, and why."""
     total = max(1, len(groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -42,8 +43,12 @@ class Recipe:
             large learning rates safe, at a price: the baseline no longer cancels, so the estimator is biased towards
             repeating what worked (at 0 it is fine-tuning on the better half of every group).
         filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics still count them.
-        refill: groups without signal are replaced by other tasks before the step (DAPO's dynamic sampling); metrics
-            still count all that was sampled.
+        refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic sampling); what metrics
+            say of reward is of the round's own tasks alone, so choosing does not colour it.
+        epochs: how often a round's episodes are gone through.
+        kl_budget: nats per token that the policy may move in one round; what is left of the round is then skipped.
+        reset_every: rounds after which the reference becomes the present policy and the optimizer forgets (ProRL);
+            0: never.
     """
 
     name: str
@@ -56,6 +61,9 @@ class Recipe:
     negative_weight: float = 1.0
     filter_groups: bool = False
     refill: bool = False
+    epochs: int = 1
+    kl_budget: float = math.inf
+    reset_every: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.negative_weight <= 1:
@@ -63,6 +71,12 @@ class Recipe:
         for name in ("filter_groups", "refill"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+        for name, least in (("epochs", 1), ("reset_every", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
+        if not self.kl_budget > 0:
+            raise ConfigError(f"kl_budget={self.kl_budget} must be a positive number of nats per token")
 
     @cached_property
     def loss(self) -> PolicyLoss:
@@ -114,7 +128,7 @@ ADDABLE: dict[str, tuple[Step | Term, ...]] = {
 }
 """Parts that any recipe takes on when a setting names one of their options."""
 
-_OWN = ("negative_weight", "filter_groups", "refill")
+_OWN = ("negative_weight", "filter_groups", "refill", "epochs", "kl_budget", "reset_every")
 Row = TypeVar("Row")
 
 

@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,14 +26,23 @@ from agentrl.records import EpisodeWriter, MetricsWriter, read_metrics, set_asid
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
 from agentrl.trainers import checkpoint
+from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.recipes import recipe
-from agentrl.trajectory import Episode
+from agentrl.trajectory import Episode, Group
 from agentrl.types import Task
+
+MAX_DRAWS = 4
+"""How many rounds of tasks dynamic sampling may play to fill one."""
 
 Listener = Callable[[str, Any], None]
 """Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row) and
 ("eval", summary) on the training thread."""
+
+
+def frozen(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy that is never trained."""
+    return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 class Run:
@@ -63,7 +73,9 @@ class Run:
         self.tokenizer = load_tokenizer(source)
         self.chat = Chat(self.tokenizer)
         self.model = load_model(source)
-        self.reference = self._frozen_reference()
+        self.reference = self._frozen_reference(found)
+        self._was_reset = bool(found and found.reference)
+        self._draws = found.draws if found else 0
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -89,12 +101,19 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         return checkpoint.latest(self.folder) if resume else None
 
-    def _frozen_reference(self) -> torch.nn.Module | None:
-        """A copy of the initial policy, only where a KL term needs it."""
+    def _frozen_reference(self, found: checkpoint.Checkpoint | None) -> torch.nn.Module | None:
+        """A copy of the initial policy, or of the one it was last reset to; only where a part reads it."""
         if "reference" not in self.recipe.needs:
             return None
-        model: torch.nn.Module = load_model(self.config.model) if self.start else copy.deepcopy(self.model)
-        return model.requires_grad_(False).eval()
+        kept = found.reference if found else None
+        return frozen(load_model(kept or self.config.model) if found else self.model)
+
+    def reset_reference(self, step: int) -> None:
+        """Where the recipe says so after this round: the present policy becomes the reference, and AdamW forgets."""
+        every = self.recipe.reset_every
+        if every and step % every == 0:
+            self.reference, self._was_reset = frozen(self.model), True
+            self.optimizer.state.clear()
 
     def _open(self) -> None:
         config = self.config
@@ -129,17 +148,36 @@ class Run:
         self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
         write_config(config, self.folder / "config.toml")
 
-    def tasks(self, step: int) -> list[Task]:
-        """The training tasks of a round; a split that ends is begun again in another order.
+    def play(self, step: int) -> tuple[list[Group], list[Group]]:
+        """The groups of a round and, where the recipe refills, those with signal that take the places of others.
+
+        At most `MAX_DRAWS` times as many tasks are played; places that then are empty stay so.
 
         Raises:
             ConfigError: the split has fewer tasks than a round.
         """
+        groups, refilled = self._draw(step, ""), list[Group]()
+        for draw in range(1, MAX_DRAWS if self.recipe.refill else 1):
+            missing = len(groups) - sum(group.has_signal for group in (*groups, *refilled))
+            if missing > 0:
+                more = self._draw(step, f"/refill-{draw}")
+                refilled += [group for group in more if group.has_signal][:missing]
+        return groups, refilled
+
+    def _draw(self, step: int, suffix: str) -> list[Group]:
+        """Play the next tasks; a split that ends is begun again in another order."""
         if not hasattr(self, "_rounds"):
-            self._rounds = itertools.islice(self._every_round(), self.start, None)
+            self._rounds = itertools.islice(self._every_round(), self._draws, None)
         episodes = self.config.tasks_per_step * self.config.group_size
-        self.listen("phase", (f"round {step + 1}/{self.config.steps}", episodes))
-        return next(self._rounds)
+        self.listen("phase", (f"round {step + 1}/{self.config.steps}{suffix}", episodes))
+        self._draws += 1
+        return self.rollouts.gather(next(self._rounds), step, run=f"{self.folder.name}{suffix}")
+
+    def keep(self, batch: TokenBatch, step: int) -> Path:
+        """Put a batch aside for people to look at."""
+        path = self.folder / f"broken_batch_{step}.pt"
+        torch.save({one.name: getattr(batch, one.name) for one in fields(batch)}, path)
+        return path
 
     def evaluate(self, step: int) -> dict[str, float]:
         """pass@1 on the first held-out tasks, one sample each, its interval, and how many infrastructure failed."""
@@ -164,7 +202,9 @@ class Run:
 
     def save(self, step: int) -> None:
         """Write a checkpoint from which round `step` begins, and drop old ones."""
-        checkpoint.save(self.folder, step, self.model, self.tokenizer, self.optimizer)
+        reference = self.reference if self._was_reset else None
+        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference)
+        checkpoint.save(self.folder, step, saved)
         checkpoint.prune(self.folder, self.config.keep_last)
 
     def history(self) -> list[dict[str, Any]]:
@@ -189,8 +229,8 @@ class Run:
 
     def _is_redone(self, row: Mapping[str, Any]) -> bool:
         """Whether a recorded row belongs to a round after the checkpoint, which is played again."""
-        run, step = row["key"][:2] if "key" in row else ("", row["step"])
-        rounds_done = step + 1 if run == self.folder.name else step
+        run, step = row["key"][:2] if "key" in row else ("/eval", row["step"])
+        rounds_done = step if run.endswith("/eval") else step + 1
         return self.start == 0 or rounds_done > self.start
 
     def _record(self, episode: Episode) -> None:
