@@ -215,11 +215,14 @@ class TokenBatch:
                 yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
 
     def informative(self) -> TokenBatch:
-        """Only rows with an advantage other than zero; denominators stay, so the policy gradient stays the same.
+        """Only episodes with an advantage other than zero; denominators stay, so the policy gradient stays the same.
 
-        Not for losses with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
+        An episode keeps all its rows: a ratio over the episode reads tokens without an advantage too. Not for losses
+        with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
         """
-        return self.rows(((self.advantages_BT != 0) & self.mask_BT).any(1))
+        signal_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
+        signal_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
+        return self.rows(signal_E[self.episode_B])
 
 
 def groups_with_signal(batch: TokenBatch) -> TokenBatch:

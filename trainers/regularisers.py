@@ -57,9 +57,17 @@ def entropy_bonus(output: PolicyOutput, batch: TokenBatch, *, entropy_coef: floa
     return -entropy_coef * output.entropy_BT
 
 
+def anchor_kl(output: PolicyOutput, batch: TokenBatch, *, anchor_kl_coef: float = 1.0) -> Tensor:
+    """anchor_kl_coef·(ρ - 1 - log ρ): KL(π_anchor‖π), exact in value and gradient over π_anchor, and never negative.
+
+    With the surrogate `importance_weighted` it is PPO's penalty form (https://arxiv.org/abs/1707.06347, eq. 8).
+    """
+    return anchor_kl_coef * (importance_ratio(output, batch) - 1 - (output.logprobs_BT - batch.anchor_BT))
+
+
 @dataclass(frozen=True)
 class AdaptiveKL:
-    """The coefficient of `ppo_penalty` (its `anchor_kl_coef`) from one update to the next. PPO, section 4.
+    """The coefficient of `anchor_kl` from one update to the next. PPO, section 4.
 
     It doubles after an update that moved the policy by more than 1.5 times the target, and halves after one that moved
     it by less than target/1.5. https://arxiv.org/abs/1707.06347. (The rule that verl and OpenRLHF call adaptive is

@@ -70,8 +70,9 @@ def gmpo(output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 0.4, clip
 def topr(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     """TOPR: -w·A·log π with w = 1 for A ≥ 0 and, for A < 0, min(π/π_anchor, 1) of the whole episode.
 
-    https://arxiv.org/abs/2503.14286. Good episodes are learnt as in fine-tuning; bad ones are forgotten no faster than the policy still produces them.
-    The ratio is the product over all tokens, which in long episodes is soon 0; `topr_token` has one per token.
+    https://arxiv.org/abs/2503.14286. Good episodes are learnt as in fine-tuning; bad ones are forgotten no faster
+    than the policy still produces them. The ratio is the product over all tokens, which in long episodes is soon 0;
+    `topr_token` has one per token.
     """
     product_B1 = episode_sum(output.logprobs_BT - batch.anchor_BT, batch).clamp(max=0.0).exp()
     return weighted_policy_gradient(torch.where(batch.advantages_BT < 0, product_B1, 1.0), output, batch)

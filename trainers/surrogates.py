@@ -43,6 +43,7 @@ def importance_weighted(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     """-ρA, unbounded: the gradient of E[A] under π at the states that the anchor visited. CPI, PPO's eq. 6.
 
     That π also changes which states come is left out; only the product of all ratios of an episode would undo that.
+    With the regulariser `anchor_kl` it is PPO's penalty form.
     """
     return -importance_ratio(output, batch) * batch.advantages_BT
 
@@ -76,17 +77,6 @@ def ppo_dual_clip(
     clipped_BT = ppo_clip(output, batch, clip_low=clip_low, clip_high=clip_high)
     bounded_BT = torch.minimum(clipped_BT, -dual_clip * batch.advantages_BT)
     return torch.where(batch.advantages_BT < 0, bounded_BT, clipped_BT)
-
-
-def ppo_penalty(output: PolicyOutput, batch: TokenBatch, *, anchor_kl_coef: float = 1.0) -> Tensor:
-    """PPO's other form: -ρA + β·KL(π_anchor‖π), β = anchor_kl_coef. https://arxiv.org/abs/1707.06347, eq. 8.
-
-    The KL is ρ - 1 - log ρ at the sampled token: over π_anchor its value and gradient are both exact, and it is never
-    negative. `AdaptiveKL` moves β from one update to the next; its mean is the metric `approx_kl`.
-    """
-    ratio_BT = importance_ratio(output, batch)
-    divergence_BT = ratio_BT - 1 - (output.logprobs_BT - batch.anchor_BT)
-    return -ratio_BT * batch.advantages_BT + anchor_kl_coef * divergence_BT
 
 
 def cispo(output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 4.0) -> Tensor:
