@@ -73,22 +73,22 @@ def test_golden_sequence_ratio():
     assert found[:, 0].tolist() == pytest.approx([1.142631, 1.051271], abs=1e-6)
 
 
-def _row(logprobs, anchor, advantages, **fields):
+def _row(logprobs, anchor, advantages):
     """One episode of N trained tokens, with a leaf to differentiate by."""
-    leaf_BT = torch.tensor([logprobs], dtype=torch.float64).requires_grad_()
+    logprobs_N, anchor_N, advantages_N = (torch.tensor(np.asarray(x)).double() for x in (logprobs, anchor, advantages))
+    leaf_BT = logprobs_N[None].requires_grad_()
     size, mask_BT = len(logprobs), torch.ones(1, len(logprobs), dtype=torch.bool)
     batch = replace(
         Golden.batch().rows(torch.tensor([0])),
         ids_BT=torch.ones(1, size, dtype=torch.int64),
         mask_BT=mask_BT,
         attention_BT=mask_BT,
-        old_logprobs_BT=torch.tensor([anchor], dtype=torch.float64),
-        advantages_BT=torch.tensor([advantages], dtype=torch.float64),
+        old_logprobs_BT=anchor_N[None],
+        advantages_BT=advantages_N[None],
         tokens_E=torch.tensor([size]),
         ref_logprobs_BT=None,
         n_tokens=size,
         n_episodes=1,
-        **fields,
     )
     return leaf_BT, PolicyOutput(leaf_BT), batch
 
