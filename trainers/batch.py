@@ -38,6 +38,8 @@ _ROW_FIELDS = (
     "returns_BT",
     "weights_BT",
     "selected_BT",
+    "top_ids_BTK",
+    "top_logprobs_BTK",
 )
 
 
@@ -76,6 +78,8 @@ class TokenBatch:
         weights_BT: what a correction multiplies the policy loss of a token by; 0 leaves it out, and every denominator
             stays what it was. None: 1 everywhere.
         selected_BT: bool, tokens that a recipe treats in its own way.
+        top_ids_BTK, top_logprobs_BTK: the K tokens that were likeliest under the anchor, likeliest first, and their
+            log-probabilities under it. Where they are given, `PolicyOutput.top_logprobs_BTK` is about the same tokens.
 
     The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
@@ -105,6 +109,8 @@ class TokenBatch:
     returns_BT: Tensor | None = None
     weights_BT: Tensor | None = None
     selected_BT: Tensor | None = None
+    top_ids_BTK: Tensor | None = None
+    top_logprobs_BTK: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
@@ -134,7 +140,7 @@ class TokenBatch:
         """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood there."""
         filled = {name: getattr(self, name) for name in _ROW_FIELDS}
         real: dict[str, Any] = {
-            name: torch.where(self.mask_BT, tensor, 0.0)
+            name: torch.where(self.mask_BT if tensor.dim() == 2 else self.mask_BT[..., None], tensor, 0.0)
             for name, tensor in filled.items()
             if tensor is not None and tensor.is_floating_point()
         }
@@ -209,11 +215,14 @@ class TokenBatch:
                 yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
 
     def informative(self) -> TokenBatch:
-        """Only rows with an advantage other than zero; denominators stay, so the policy gradient stays the same.
+        """Only episodes with an advantage other than zero; denominators stay, so the policy gradient stays the same.
 
-        Not for losses with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
+        An episode keeps all its rows: a ratio over the episode reads tokens without an advantage too. Not for losses
+        with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
         """
-        return self.rows(((self.advantages_BT != 0) & self.mask_BT).any(1))
+        signal_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
+        signal_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
+        return self.rows(signal_E[self.episode_B])
 
 
 def groups_with_signal(batch: TokenBatch) -> TokenBatch:

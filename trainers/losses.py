@@ -26,22 +26,34 @@ def keep(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def by_token(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
-    """Σ over trained tokens / trained tokens of the optimizer step: every token weighs the same (DAPO)."""
+    """Σ over trained tokens / trained tokens of the optimizer step: every token weighs the same (DAPO).
+
+    verl's `token-mean` with the step's token count, TRL's `dapo`; TRL's `bnpo` divides by the micro-batch's count.
+    """
     return keep(per_token_BT, batch.mask_BT).sum() / batch.n_tokens
 
 
 def by_episode(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
-    """Mean over episodes of their token means (GRPO): every episode weighs the same, in however many rows it came."""
+    """Mean over episodes of their token means (GRPO): every episode weighs the same, in however many rows it came.
+
+    verl's `seq-mean-token-mean` and TRL's `grpo`, which count rows: the same where every episode is one row.
+    """
     return (keep(per_token_BT, batch.mask_BT).sum(1) / batch.episode_tokens_B).sum() / batch.n_episodes
 
 
 def by_episode_sum(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
-    """Mean over episodes of their token sums: the gradient of the expected reward itself (REINFORCE)."""
+    """Mean over episodes of their token sums: the gradient of the expected reward itself (REINFORCE).
+
+    verl's `seq-mean-token-sum` and TRL's `luspo`, which count rows.
+    """
     return keep(per_token_BT, batch.mask_BT).sum() / batch.n_episodes
 
 
 def by_constant(per_token_BT: Tensor, batch: TokenBatch, *, norm_tokens: int = 4096) -> Tensor:
     """Mean over episodes of their token sums, over a constant length (Dr. GRPO): no reward for being long or short.
+
+    verl's `seq-mean-token-sum-norm` with `loss_scale_factor=norm_tokens` (without one it divides by the padded width,
+    which differs from batch to batch), TRL's `dr_grpo` with `max_completion_length=norm_tokens`; both count rows.
 
     Args:
         norm_tokens: the most tokens that an episode may sample, say; it scales the loss and nothing else.

@@ -22,7 +22,8 @@ class PolicyOutput:
     Attributes:
         logprobs_BT: log-probabilities of the tokens at the sampling temperature, with gradient.
         entropy_BT: entropy (nats) of the distribution each token was drawn from, if asked for.
-        top_logprobs_BTK: log-probabilities of the K likeliest tokens, likeliest first, with gradient, if asked for.
+        top_logprobs_BTK: log-probabilities of the K likeliest tokens, likeliest first, with gradient, if asked for;
+            of the tokens `batch.top_ids_BTK`, in that order, where the batch names them.
     """
 
     logprobs_BT: Tensor
