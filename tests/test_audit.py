@@ -22,6 +22,7 @@ from agentrl.policies import Scripted
 from agentrl.registry import factory
 from agentrl.sandboxes import open_pool
 from agentrl.types import Message, Score, ToolCall
+from agentrl.verifiers.process import turns_of
 from agentrl.verifiers.shaping import Term, shaped
 from agentrl.verifiers.state import json_state
 
@@ -259,6 +260,31 @@ def test_an_environment_that_raises_is_red_and_a_lost_sandbox_is_not_its_fault(m
         audit(AuditPlan(Needs, tasks=1, sandbox="process"))
     with pytest.raises(ConfigError, match="at least 1"):
         AuditPlan(Echo, tasks=0)
+
+
+class Slow(Echo):
+    """Its verifier takes longer than it may, and its opening holds an example of a turn."""
+
+    verifier_s = 0.05
+
+    @staticmethod
+    async def verifier(submission):
+        await asyncio.sleep(60)
+
+    def prompt(self):
+        return [*super().prompt(), Message.assistant("yes"), Message.user("And now?")]
+
+
+def test_work_is_handed_in_and_graded_as_a_rollout_does_it():
+    async def run():
+        task = make_task(hidden={"answer": "yes"})
+        stage = Stage(Slow, open_pool("process"), {"test": [task]}, [task], lambda task: ())
+        submission = await stage.hand_in(task, Probe("says", answer="no"))
+        return submission, await stage.score(submission)
+
+    submission, score = asyncio.run(run())
+    assert [turn.said.content for turn in turns_of(submission)] == ["no"]
+    assert score.value is None and "within 0.05 s" in score.why
 
 
 class Generated(Sound):
