@@ -19,10 +19,13 @@ from agentrl.engines.base import Generation, Sampling
 from agentrl.env import ToolEnv
 from agentrl.policies import Scripted
 from agentrl.rollout import Rollouts, Setting, play
+from agentrl.sandboxes import SandboxLimits, open_pool
 from agentrl.tools import tool
 from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
 from agentrl.types import EndReason, Limits, Message, Score, Task, ToolCall
+from agentrl.verifiers.admission import admit
 from agentrl.verifiers.base import Submission
+from agentrl.verifiers.hidden_tests import hidden_tests
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -150,6 +153,19 @@ def tiny_model_folder() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="agentrl-tiny-")
     tiny_model_folder.keep = folder
     return build_model(folder.name, build_tokenizer(texts), width=32, layers=2, context=512)
+
+
+def refused(tasks: Sequence[Task], sandbox: str = "bubblewrap") -> dict[str, str]:
+    """Task id -> why hidden tests do not admit it; graders have room for the largest public tasks."""
+
+    async def run():
+        pool = open_pool(sandbox, size=3, limits=SandboxLimits(memory_mb=4096))
+        try:
+            return await admit(tasks, hidden_tests(), pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
 
 
 def run_cli(*arguments: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
