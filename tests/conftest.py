@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +36,29 @@ def bubblewrap() -> None:
 def docker() -> None:
     """The test needs a Docker daemon with our images."""
     require("docker")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[SimpleNamespace]:
+    """A network outside of docker sandboxes, with a server of its own."""
+    require("docker")
+    from network_world import outside_world
+
+    with outside_world() as world:
+        yield world
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """The test leaves no process and no loop behind."""
+    from helpers import children, loop_threads
+
+    before = children()
+    yield
+    deadline = time.monotonic() + 5
+    while (children() - before) or loop_threads():
+        assert time.monotonic() < deadline, (children() - before, loop_threads())
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
