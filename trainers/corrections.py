@@ -203,7 +203,7 @@ def loglinear_proximal(surrogate: Term) -> Term:
 
     @wraps(surrogate)
     def decoupled(output: PolicyOutput, batch: TokenBatch, **options: Any) -> Tensor:
-        age_BT = age(batch)
+        age_BT = age(batch).to(output.logprobs_BT.dtype)
         share_BT = age_BT / (age_BT + 1)
         moved_BT = share_BT * (output.logprobs_BT.detach() - batch.old_logprobs_BT)
         near = replace(batch, proximal_logprobs_BT=batch.old_logprobs_BT + moved_BT)

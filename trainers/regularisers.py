@@ -105,10 +105,10 @@ def simko(
     """SimKO: PPO's clip whose gradient, at the tokens that `select_forks` chose, is spread over the likely tokens.
 
     https://arxiv.org/abs/2510.14807. Where A > 0, ρ becomes (1 - smoothing)·ρ + smoothing/K·Σ_k sg(ρ/ρ_k)·ρ_k over the
-    K likeliest tokens that were scored (the paper takes 3): its value is ρ, so what is clipped stays the same, and its gradient ρ times the smoothed one of
-    log π. (So ρ_k cancels, and nobody has to keep the anchor's top tokens.) Where A < 0 and the token is the likeliest
-    one, A is multiplied by `top1_penalty`. The paper says correct and wrong; here the sign of A decides, which is the
-    same where an answer is right or wrong. It is a surrogate, and takes the place of `ppo_clip`.
+    K likeliest tokens that were scored (the paper takes 3). Its value is ρ, so what is clipped stays the same; its
+    gradient is ρ times the smoothed one of log π. (ρ_k cancels, so nobody has to keep the anchor's top tokens.) Where
+    A < 0 and the token is the likeliest one, A is multiplied by `top1_penalty`. The paper says correct and wrong; here
+    the sign of A decides, which is the same where an answer is right or wrong. It takes the place of `ppo_clip`.
 
     Raises:
         ConfigError: smoothing is above 1.
@@ -119,8 +119,8 @@ def simko(
     top_BTK = output.top_logprobs_BTK
     if batch.selected_BT is None or top_BTK is None:
         raise ValueError(
-            "simko: batch.selected_BT or output.top_logprobs_BTK is None: put select_forks among the corrections of the "
-            "recipe, and score with the likeliest tokens"
+            "simko: batch.selected_BT or output.top_logprobs_BTK is None: put select_forks among the corrections, "
+            "and score with the likeliest tokens"
         )
     spread_BT = (top_BTK - top_BTK.detach()).mean(-1)
     own_BT = output.logprobs_BT - output.logprobs_BT.detach()
