@@ -175,7 +175,7 @@ def test_options_reach_the_parts():
     assert options(surrogate) == {"clip_low": 0.1, "clip_high": 0.2}
 
 
-# --- exact expectations: 25 trajectories of one policy, sampled from another ------------------------------------------
+# --- exact expectations: 25 trajectories of one policy, sampled from another -----------------------------------------
 
 
 class OffPolicy:
@@ -343,7 +343,9 @@ def test_verl_covariances(seed):
     assert torch.allclose(covariance(batch)[mask_BT], cov_N, atol=1e-12)
     share = 4 / count
     top = cov_N.topk(4).indices
-    assert select_kl_cov(batch, kl_cov_share=share).selected_BT[mask_BT].nonzero()[:, 0].tolist() == sorted(top.tolist())
+    assert select_kl_cov(batch, kl_cov_share=share).selected_BT[mask_BT].nonzero()[:, 0].tolist() == sorted(
+        top.tolist()
+    )
     cut_N = clip_cov(batch, cov_share=share, cov_low=0.1, cov_high=1.0).weights_BT[mask_BT] == 0
     between_N = (cov_N > 0.1) & (cov_N < 1.0)
     assert int(cut_N.sum()) == min(4, int(between_N.sum()))
@@ -357,13 +359,13 @@ def test_clip_cov_is_seeded_and_uniform():
     batch = random_batch()
     step = partial(clip_cov, cov_share=0.1, cov_low=0.05, cov_high=5.0)
     assert torch.equal(step(batch).weights_BT, step(batch).weights_BT)
-    drops = torch.stack([step(batch, cov_seed=seed).weights_BT == 0 for seed in range(1, 401)])[:, batch.mask_BT]
+    drops = torch.stack([step(batch, cov_seed=seed).weights_BT == 0 for seed in range(1, 201)])[:, batch.mask_BT]
     covariance_N = covariance(batch)[batch.mask_BT]
     inside = (covariance_N > 0.05) & (covariance_N < 5.0)
     share = drops.double().mean(0)
     expected = drops[0].sum() / inside.sum()
     assert (share[~inside] == 0).all()
-    assert (share[inside] - expected).abs().max() < 0.13, "every token between the bounds is as likely as the next"
+    assert (share[inside] - expected).abs().max() < 0.17, "every token between the bounds is as likely as the next"
 
 
 def test_no_share_selects_nothing_and_all_selects_all():

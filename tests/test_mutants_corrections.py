@@ -35,7 +35,7 @@ SAMPLED = ((3, 4, 2), (2, 2), (5, 1), (6,), (1, 3))
 
 
 def filled(group, seed=0):
-    """A packed group whose k-th trained token is the same whatever stands between, with every field of a step filled."""
+    """A packed group whose k-th trained token is the same whatever stands between, with all that a step reads."""
     batch = batch_of(group)
     count, generator = int(batch.mask_BT.sum()), torch.Generator().manual_seed(seed)
 

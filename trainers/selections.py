@@ -58,7 +58,7 @@ def select_kl_cov(batch: TokenBatch, *, kl_cov_share: float = 0.002) -> TokenBat
     return _selected(batch, chosen_BT)
 
 
-@needs("proximal")
+@needs("entropy")
 def select_forks(batch: TokenBatch, *, fork_share: float = 0.2) -> TokenBatch:
     """SimKO's forking tokens: the `fork_share` of highest entropy, for the surrogate `simko`.
 
@@ -67,7 +67,7 @@ def select_forks(batch: TokenBatch, *, fork_share: float = 0.2) -> TokenBatch:
     return _selected(batch, _most_uncertain(batch, "fork_share", fork_share))
 
 
-@needs("proximal")
+@needs("entropy")
 def train_high_entropy(batch: TokenBatch, *, entropy_share: float = 0.2) -> TokenBatch:
     """Weight 0 on all but the `entropy_share` of tokens of highest entropy: the 80/20 rule.
 
@@ -80,7 +80,7 @@ def train_high_entropy(batch: TokenBatch, *, entropy_share: float = 0.2) -> Toke
 
 def _most_uncertain(batch: TokenBatch, name: str, share: float) -> Tensor:
     if batch.entropy_BT is None:
-        raise ValueError(f"{name} reads batch.entropy_BT, which is None: score the batch under the proximal policy")
+        raise ValueError(f"{name} reads batch.entropy_BT, which is None: score the batch before the update")
     return _highest(batch.entropy_BT, batch.mask_BT, _count(batch, name, share))
 
 
