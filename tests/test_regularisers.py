@@ -19,7 +19,7 @@ from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_toke
 from agentrl.trainers.parts import name_of, needs_of
 from agentrl.trainers.regularisers import (
     KL_ESTIMATORS,
-    adapted_entropy_coef,
+    AdaptiveEntropy,
     entropy_bonus,
     kl_cov,
     kl_penalty,
@@ -156,11 +156,14 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy():
     assert (found - exact).abs().max() < 1e-12
 
 
-def test_adapted_entropy_coefficient():
-    assert adapted_entropy_coef(0.01, 0.1, target=0.2) == pytest.approx(0.015)
-    assert adapted_entropy_coef(0.01, 0.3, target=0.2) == pytest.approx(0.005)
-    assert adapted_entropy_coef(0.001, 0.3, target=0.2) == 0
-    assert adapted_entropy_coef(0.999, 0.1, target=0.2) == 1
+def test_adaptive_entropy():
+    start = AdaptiveEntropy(coef=0.01, target=0.2)
+    assert start.update(0.1).coef == pytest.approx(0.015)
+    assert start.update(0.3).coef == pytest.approx(0.005)
+    assert start.update(0.3).update(0.3).update(0.3).coef == 0
+    assert replace(start, coef=0.999).update(0.1).coef == 1
+    with pytest.raises(ValueError, match="NaN"):
+        start.update(math.nan)
 
 
 # --- KL-Cov and SimKO ------------------------------------------------------------------------------------------------

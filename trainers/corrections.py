@@ -31,6 +31,7 @@ from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.losses import MAX_LOG_RATIO, keep
 from agentrl.trainers.parts import Term, needs
 from agentrl.trainers.scoring import PolicyOutput
+from agentrl.trainers.sequence_surrogates import episode_mean, episode_sum
 
 
 def weigh(batch: TokenBatch, factor_BT: Tensor) -> TokenBatch:
@@ -52,20 +53,10 @@ def _token(log_w_BT: Tensor, batch: TokenBatch) -> Tensor:
     return log_w_BT
 
 
-def _sequence(log_w_BT: Tensor, batch: TokenBatch) -> Tensor:
-    sum_E = torch.zeros(batch.tokens_E.shape, dtype=log_w_BT.dtype, device=log_w_BT.device)
-    sum_E.index_add_(0, batch.episode_B, log_w_BT.sum(1))
-    return sum_E[batch.episode_B, None].expand_as(log_w_BT)
-
-
-def _geometric(log_w_BT: Tensor, batch: TokenBatch) -> Tensor:
-    return _sequence(log_w_BT, batch) / batch.episode_tokens_B[:, None]
-
-
 LEVELS: dict[str, Callable[[Tensor, TokenBatch], Tensor]] = {
     "token": _token,
-    "sequence": _sequence,
-    "geometric": _geometric,
+    "sequence": episode_sum,
+    "geometric": episode_mean,
 }
 """What a weight is of: w of the token; Πw over the episode; (Πw)^(1/length), the episode's geometric mean.
 
@@ -82,8 +73,8 @@ def policy_ratio(batch: TokenBatch, level: str) -> Tensor:
     """
     if level not in LEVELS:
         raise ConfigError(f"level {level!r} of an importance weight must be one of {', '.join(LEVELS)}")
-    log_w_BT = LEVELS[level](_log_ratio(batch), batch)
-    return log_w_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    log_w = LEVELS[level](_log_ratio(batch), batch)
+    return log_w.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(batch.old_logprobs_BT)
 
 
 def _log_ratio(batch: TokenBatch) -> Tensor:
@@ -152,9 +143,8 @@ def drop_off_policy_negatives(batch: TokenBatch, *, off_policy_limit: float = 0.
     policy as it moves within a round; here it is the one that the update starts from, so a mask is settled before any
     micro-batch. The two agree at the first optimizer step. Neither published a limit.
     """
-    gap_BT = -_geometric(_log_ratio(batch), batch)
-    dropped_BT = (batch.advantages_BT < 0) & (gap_BT > off_policy_limit)
-    return weigh(batch, (~dropped_BT).to(gap_BT.dtype))
+    gap_B1 = -episode_mean(_log_ratio(batch), batch)
+    return weigh(batch, 1.0 - ((batch.advantages_BT < 0) & (gap_B1 > off_policy_limit)).double())
 
 
 def age(batch: TokenBatch) -> Tensor:

@@ -216,6 +216,8 @@ class AdaptiveEntropy:
             ValueError: the entropy is no number.
         """
         if math.isnan(entropy):
-            raise ValueError("AdaptiveEntropy: entropy is NaN: the update has failed, and no coefficient follows from it")
+            raise ValueError(
+                "AdaptiveEntropy: entropy is NaN: the update has failed, and no coefficient follows from it"
+            )
         moved = self.coef + (self.step if entropy <= self.target else -self.step)
         return replace(self, coef=min(max(moved, 0.0), self.most))

@@ -49,7 +49,7 @@ def clip_cov(
     covariance_BT = covariance(batch)
     between_BT = batch.mask_BT & (covariance_BT > cov_low) & (covariance_BT < cov_high)
     chosen_BT = _highest(_draws(batch, cov_seed), between_BT, _count(batch, "cov_share", cov_share))
-    return weigh(batch, (~chosen_BT).double())
+    return weigh(batch, 1.0 - chosen_BT.double())
 
 
 def select_kl_cov(batch: TokenBatch, *, kl_cov_share: float = 0.002) -> TokenBatch:
