@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from trainer_cases import Golden, TwoSteps, batch_of, group, logprobs_for
+from trainer_cases import PAD, Golden, TwoSteps, batch_of, group, logprobs_for, random_batch
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.batch import pack
 from agentrl.trainers.corrections import (
     age,
     decay_stale,
-    drop_off_policy_negatives,
     drop_overlong,
     drop_stale,
     effective_sample_size,
@@ -25,8 +24,9 @@ from agentrl.trainers.corrections import (
     reject_off_policy,
     truncated_is,
 )
-from agentrl.trainers.losses import PolicyLoss, by_token, keep
+from agentrl.trainers.losses import PolicyLoss, add_metrics, by_token, keep
 from agentrl.trainers.parts import needs_of, options, with_options
+from agentrl.trainers.recipes import Recipe, recipe
 from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trainers.selections import (
     clip_cov,
@@ -47,36 +47,6 @@ def unclipped(output, batch):
 def golden(**changes):
     """The golden rows, sampled by one policy and scored by another; the update starts from the second."""
     return Golden.batch(old_logprobs_BT=SAMPLER, proximal_logprobs_BT=Golden.old, **changes)
-
-
-def random_batch(seed=0, shape=(6, 9)):
-    """Rows of one episode each with random masks, log-probabilities, entropies and advantages of either sign."""
-    generator = torch.Generator().manual_seed(seed)
-    mask_BT = torch.rand(shape, generator=generator) < 0.6
-    mask_BT[:, 1] = True
-    draws = torch.randn((4, *shape), generator=generator, dtype=torch.float64)
-    rows = torch.arange(shape[0])
-    drift = 0.4 * draws[1] - 0.2
-    return replace(
-        Golden.batch(),
-        ids_BT=torch.randint(0, 99, shape, generator=generator),
-        mask_BT=mask_BT,
-        attention_BT=torch.ones(shape, dtype=torch.bool),
-        old_logprobs_BT=-draws[0].abs(),
-        proximal_logprobs_BT=-(draws[0].abs() - drift).abs(),
-        advantages_BT=draws[2][:, :1].expand(shape).clone(),
-        entropy_BT=draws[3].abs(),
-        ref_logprobs_BT=None,
-        turn_BT=torch.zeros(shape, dtype=torch.int32),
-        version_BT=torch.zeros(shape, dtype=torch.int32),
-        episode_B=rows,
-        group_E=rows // 2,
-        reward_E=torch.zeros(shape[0], dtype=torch.float64),
-        truncated_E=rows % 3 == 0,
-        tokens_E=mask_BT.sum(1),
-        n_tokens=int(mask_BT.sum()),
-        n_episodes=shape[0],
-    )
 
 
 # --- golden numbers --------------------------------------------------------------------------------------------------
@@ -285,73 +255,6 @@ def test_loglinear_proximal_is_exact_where_the_policy_moves_on_a_line():
     assert float(same.detach()) == pytest.approx(float(plain.detach()), abs=1e-12)
 
 
-# --- peers -----------------------------------------------------------------------------------------------------------
-
-
-def peer_ratio(batch, level):
-    """exp of o - q, of the token or of the sum over the row: the formula of TRL 1.16 and verl 0.9.1."""
-    gap_BT = (batch.proximal_logprobs_BT - batch.old_logprobs_BT) * batch.mask_BT
-    return (gap_BT if level == "token" else gap_BT.sum(1, keepdim=True)).exp().expand_as(gap_BT)
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("seed", range(3))
-def test_trl_and_verl_importance_weights(level, seed):
-    batch = random_batch(seed)
-    there, ratio_BT = batch.mask_BT, peer_ratio(batch, level)
-    cut = truncated_is(batch, tis_level=level, tis_low=0.4, tis_high=1.3).weights_BT
-    assert torch.allclose(cut[there], ratio_BT.clamp(0.4, 1.3)[there], atol=1e-6)
-    outside_BT = (ratio_BT < 0.4) | (ratio_BT > 1.3)
-    assert outside_BT[there].any()
-    kept = masked_is(batch, mis_level=level, mis_low=0.4, mis_high=1.3).weights_BT
-    assert torch.allclose(kept[there], ratio_BT.masked_fill(outside_BT, 0.0)[there], atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_trl_off_policy_mask(seed):
-    trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
-    batch = random_batch(seed)
-    kept_B1 = trainer.get_off_policy_mask(
-        advantages=batch.advantages_BT[:, :1],
-        per_token_logps=batch.proximal_logprobs_BT,
-        sampling_per_token_logps=batch.old_logprobs_BT,
-        mask=batch.mask_BT.double(),
-        off_policy_threshold=0.02,
-    )
-    found_BT = drop_off_policy_negatives(batch, off_policy_limit=0.02).weights_BT
-    assert (kept_B1 == 0).any()
-    assert torch.equal(found_BT[batch.mask_BT], kept_B1.expand_as(found_BT)[batch.mask_BT])
-
-
-def test_trl_high_entropy_mask():
-    """The same tokens on one process and one micro-batch, where the share is no tie of two quantile rules."""
-    trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
-    batch = random_batch(5)
-    accelerator = SimpleNamespace(pad_across_processes=lambda x, **_: x, gather=lambda x: x)
-    this = SimpleNamespace(accelerator=accelerator)
-    trl_BT = trainer.get_high_entropy_mask(this, batch.entropy_BT, batch.mask_BT, 1 - 0.25)
-    found_BT = train_high_entropy(batch, entropy_share=0.25).weights_BT
-    assert torch.equal(found_BT[batch.mask_BT] == 1, trl_BT[batch.mask_BT])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_verl_covariances(seed):
-    batch = random_batch(seed)
-    mask_BT, count = batch.mask_BT, int(batch.mask_BT.sum())
-    advantages_N, logprobs_N = batch.advantages_BT[mask_BT], batch.proximal_logprobs_BT[mask_BT]
-    cov_N = (advantages_N - advantages_N.mean()) * (logprobs_N - logprobs_N.mean())
-    assert torch.allclose(covariance(batch)[mask_BT], cov_N, atol=1e-12)
-    share = 4 / count
-    top = cov_N.topk(4).indices
-    assert select_kl_cov(batch, kl_cov_share=share).selected_BT[mask_BT].nonzero()[:, 0].tolist() == sorted(
-        top.tolist()
-    )
-    cut_N = clip_cov(batch, cov_share=share, cov_low=0.1, cov_high=1.0).weights_BT[mask_BT] == 0
-    between_N = (cov_N > 0.1) & (cov_N < 1.0)
-    assert int(cut_N.sum()) == min(4, int(between_N.sum()))
-    assert between_N[cut_N].all()
-
-
 # --- selections ------------------------------------------------------------------------------------------------------
 
 
@@ -386,3 +289,19 @@ def test_the_likeliest_praised_tokens_have_the_highest_covariance():
     praised = batch.old_logprobs_BT[batch.mask_BT & (batch.advantages_BT > 0)].max()
     blamed = batch.old_logprobs_BT[batch.mask_BT & (batch.advantages_BT < 0)].min()
     assert set(batch.old_logprobs_BT[chosen].tolist()) <= {float(praised), float(blamed)}
+
+
+def test_clip_cov_cuts_as_much_of_a_round_of_any_size():
+    """Bug 9, on the way that training takes: credit, one optimizer step, correction, loss and its metrics."""
+    step = partial(clip_cov, cov_share=0.1, cov_low=0.01)
+    row = Recipe("clip_cov", "", recipe("grpo").credit, ppo_clip, by_token, corrections=(step,))
+    rejected = []
+    for count in (1, 4):
+        groups = [group(1.0, 0.0, 0.0, 1.0, task=str(index)) for index in range(count)]
+        (mini,) = row.advantage(pack(groups, PAD)).minibatches(1, seed=0)
+        batch = row.correct(mini)
+        parts = [row.loss(PolicyOutput(part.old_logprobs_BT), part)[1] for part in batch.split(30)]
+        rejected.append(add_metrics(parts)["rejected"])
+        assert len(parts) > 1
+    assert rejected[0] == pytest.approx(0.1, abs=0.02)
+    assert rejected[1] == pytest.approx(rejected[0], abs=1e-6)
