@@ -175,6 +175,36 @@ class TwoSteps:
         return batch, logprobs_BT, probability_N.repeat_interleave(size)
 
 
+def random_batch(seed: int = 0, shape: tuple[int, int] = (6, 9)) -> TokenBatch:
+    """Rows of one episode each with random masks, log-probabilities, entropies and advantages of either sign."""
+    generator = torch.Generator().manual_seed(seed)
+    mask_BT = torch.rand(shape, generator=generator) < 0.6
+    mask_BT[:, 1] = True
+    draws = torch.randn((4, *shape), generator=generator, dtype=torch.float64)
+    rows = torch.arange(shape[0])
+    drift = 0.4 * draws[1] - 0.2
+    return replace(
+        Golden.batch(),
+        ids_BT=torch.randint(0, 99, shape, generator=generator),
+        mask_BT=mask_BT,
+        attention_BT=torch.ones(shape, dtype=torch.bool),
+        old_logprobs_BT=-draws[0].abs(),
+        proximal_logprobs_BT=-(draws[0].abs() - drift).abs(),
+        advantages_BT=draws[2][:, :1].expand(shape).clone(),
+        entropy_BT=draws[3].abs(),
+        ref_logprobs_BT=None,
+        turn_BT=torch.zeros(shape, dtype=torch.int32),
+        version_BT=torch.zeros(shape, dtype=torch.int32),
+        episode_B=rows,
+        group_E=rows // 2,
+        reward_E=torch.zeros(shape[0], dtype=torch.float64),
+        truncated_E=rows % 3 == 0,
+        tokens_E=mask_BT.sum(1),
+        n_tokens=int(mask_BT.sum()),
+        n_episodes=shape[0],
+    )
+
+
 def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0, vocabulary: int = 97) -> torch.nn.Module:
     """A Qwen2 with random weights large enough that its predictions are far from uniform."""
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -67,6 +67,7 @@ class TokenBatch:
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
+        version: of the policy that the update starts from; None where nobody said. A token's age is its distance.
         parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode lacks it.
         rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are none.
         state_BT: int64 at sampled tokens: a hash of what the policy was told right before the turn (GiGPO's anchor
@@ -99,6 +100,7 @@ class TokenBatch:
     n_tokens: int
     n_episodes: int
     n_failed: int = 0
+    version: int | None = None
     parts_E: Mapping[str, Tensor] = field(default_factory=dict)
     rewards_BT: Tensor | None = None
     state_BT: Tensor | None = None
@@ -304,7 +306,7 @@ def _states(row: Trajectory) -> list[int]:
     return states
 
 
-def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int) -> dict[str, Tensor]:
+def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int) -> dict[str, Any]:
     """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter and is cut."""
     lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
     attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
@@ -316,7 +318,7 @@ def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]],
         return torch.from_numpy(full)
 
     versions = [tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments)) for row in rows]
-    tensors = {
+    tensors: dict[str, Any] = {
         "ids_BT": padded([row.ids for row in rows], pad_id, np.int64),
         "mask_BT": padded([row.mask for row in rows], 0, np.bool_),
         "attention_BT": torch.from_numpy(attention),
