@@ -156,7 +156,8 @@ def turn_level(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     """Each turn's discounted return, normalised over the turns of the same index in its group (as `grpo` does).
 
     Turn-level credit from per-turn rewards, after https://arxiv.org/abs/2505.11821. Turn t of an episode is compared
-    with turn t of its siblings, whatever they met there; a turn that no sibling reached has an advantage of 0.
+    with turn t of its siblings, whatever they met there; a turn that no sibling reached has an advantage of 0. Biased as
+    GRPO is.
     """
     line = Timeline.of(batch)
     keys = list(zip(batch.group_E[line.episode_K].tolist(), line.position_K.tolist(), strict=True))
@@ -170,7 +171,7 @@ def gigpo(batch: TokenBatch, *, gamma: float = 0.95, step_weight: float = 1.0) -
     https://arxiv.org/abs/2505.10978. The episode's is that of `grpo` over the group's total rewards; the turn's is that
     of `grpo` over the discounted returns of all turns of the group with one anchor state (`state_BT`: what the policy
     was told right before the turn, the history left out). A state that was met once adds 0. The paper's F_norm is the
-    standard deviation or 1; here it is the standard deviation, at both levels.
+    standard deviation or 1; here it is the standard deviation, at both levels, so it is biased as GRPO is.
 
     Raises:
         ValueError: the batch has no states.
