@@ -156,8 +156,8 @@ def turn_level(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     """Each turn's discounted return, normalised over the turns of the same index in its group (as `grpo` does).
 
     Turn-level credit from per-turn rewards, after https://arxiv.org/abs/2505.11821. Turn t of an episode is compared
-    with turn t of its siblings, whatever they met there; a turn that no sibling reached has an advantage of 0. Biased as
-    GRPO is.
+    with turn t of its siblings, whatever they met there; a turn that no sibling reached has an advantage of 0.
+    Biased as GRPO is.
     """
     line = Timeline.of(batch)
     keys = list(zip(batch.group_E[line.episode_K].tolist(), line.position_K.tolist(), strict=True))
