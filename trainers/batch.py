@@ -81,6 +81,7 @@ class TokenBatch:
         selected_BT: bool, tokens that a recipe treats in its own way.
         top_ids_BTK, top_logprobs_BTK: the K tokens that were likeliest under the anchor, likeliest first, and their
             log-probabilities under it. Where they are given, `PolicyOutput.top_logprobs_BTK` is about the same tokens.
+        greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where infrastructure failed it.
 
     The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
@@ -113,6 +114,7 @@ class TokenBatch:
     selected_BT: Tensor | None = None
     top_ids_BTK: Tensor | None = None
     top_logprobs_BTK: Tensor | None = None
+    greedy_reward_E: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]

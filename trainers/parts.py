@@ -100,7 +100,11 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         if type(value) is not type(default):
             raise ConfigError(f"{name}={value!r} must be a {type(default).__name__}, as in {name} = {default!r}")
         return value
-    least = 1 if isinstance(default, int) else 0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-        raise ConfigError(f"{name}={value!r} must be a number >= {least}")
+    if isinstance(default, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}={value!r} must be a table of numbers by name")
+        return {key: _checked(f"{name}.{key}", number, 0.0) for key, number in value.items()}
+    least, kind = (1, int) if isinstance(default, int) else (0, int | float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
+        raise ConfigError(f"{name}={value!r} must be a {'count' if least else 'number'} >= {least}")
     return value
