@@ -247,8 +247,8 @@ def test_entropy_shapes_and_never_turns_a_sign():
     found = entropy_shaped(batch)
     assert advantages(found) == pytest.approx([1.2, -0.5, 0.0, 0.15])
     assert not found.advantages_BT.requires_grad
-    with pytest.raises(ConfigError, match=r"entropy_cap=0\.5 must be at least 1"):
-        entropy_shaped(batch, entropy_cap=0.5)
+    with pytest.raises(ConfigError, match=r"entropy_kappa=0\.5 must be at least 1"):
+        entropy_shaped(batch, entropy_kappa=0.5)
 
 
 # --- no signal, nothing missing, nothing made up ---------------------------------------------------------------------

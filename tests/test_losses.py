@@ -222,8 +222,8 @@ def test_recipes_are_looked_up_by_name_and_take_settings():
     assert set(RECIPES) >= {"grpo", "dr_grpo"}
     changed = recipe("grpo", clip_high=0.28, aggregate="token", kl_coef=0.04)
     assert changed.options.items() >= {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.04, "eps": 1e-6}.items()
-    assert changed.aggregate is by_token and changed.needs == {"reference"}
-    assert recipe("grpo").options["clip_high"] == 0.2 and recipe("grpo").needs == frozenset()
+    assert changed.aggregate is by_token and changed.needs == {"group", "reference"}
+    assert recipe("grpo").options["clip_high"] == 0.2 and recipe("grpo").needs == {"group"}
     assert recipe("grpo", eps=0.5).advantage(pack([group(1.0, 0.0)], 0)).advantages_BT.amax() == pytest.approx(
         0.5 / (0.5**0.5 + 0.5)
     )
@@ -244,7 +244,7 @@ def test_the_grpo_recipe_weighs_episodes_alike_and_divides_by_the_standard_devia
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("gpro", {}, "did you mean 'grpo'"),
+        ("grpoo", {}, "did you mean 'grpo'"),
         ("grpo", {"clip_hihg": 0.3}, "did you mean 'clip_high'"),
         ("grpo", {"aggregate": "tokens"}, "did you mean 'token'"),
         ("grpo", {"kl_coef": -1.0}, "kl_coef=-1.0"),

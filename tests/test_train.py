@@ -325,7 +325,6 @@ def test_settings_are_few():
         ({"lerning_rate": 1}, "setting 'lerning_rate' is unknown: did you mean 'learning_rate'?"),
         ({"steps": 0}, "steps=0"),
         ({"temperature": 0}, "temperature=0"),
-        ({"group_size": 1}, "group_size=1"),
         ({"env": None}, "env=None"),
         ({"top_p": 0.9}, "setting 'top_p' is unknown"),
     ],
@@ -334,6 +333,24 @@ def test_wrong_settings_get_one_sentence(model, change, sentence):
     with pytest.raises(ConfigError) as caught:
         settings(model, **change)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_group_of_one_is_refused_where_groups_are_compared(model, tmp_path):
+    with pytest.raises(ConfigError, match="group_size=1 gives every episode advantage 0 in recipe grpo"):
+        Run(settings(model, group_size=1), tmp_path / "a")
+    with pytest.raises(ConfigError, match="pass_k=4 needs groups of more than 4"):
+        Run(settings(model, recipe="pass_at_k", loss={"pass_k": 4}), tmp_path / "a")
+    rows = run(settings(model, group_size=1, recipe="reinforce", steps=2), tmp_path / "b")
+    assert rows[-1]["policy/updates"] > 0
+
+
+def test_greedy_episodes_are_the_baseline_of_remax(model, tmp_path):
+    rows = run(settings(model, recipe="remax", group_size=1, steps=2, eval_every=0), tmp_path / "x")
+    keys = read_episodes(tmp_path / "x/episodes.jsonl")
+    greedy = [episode for key, episode in keys.items() if key.run == "x/greedy" and key.step == 0]
+    assert len(greedy) == 4 and rows[0]["episodes/total"] == 4, "greedy episodes enter no metric"
+    again = [key for key in keys if key.run == "x/greedy" and key.step == 0 and key.sample == 0]
+    assert {key.task for key in again} == {key.task for key in keys if key.run == "x" and key.step == 0}
 
 
 def test_a_model_folder_without_tokenizer_is_named(model, tmp_path):

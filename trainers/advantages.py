@@ -46,7 +46,7 @@ def _over_scored(
         rest = iter(values)
         return tuple(None if reward is None else next(rest) for reward in rewards_G)
 
-    return advantages
+    return needs("group")(advantages)
 
 
 @_over_scored
@@ -131,6 +131,7 @@ def _mean_of_maxima(ordered: Tensor, count: int) -> Tensor:
     return (ordered * torch.tensor([way / total for way in ways], dtype=ordered.dtype)).sum()
 
 
+@needs("group")
 def opo(rewards_G: Sequence[float | None], tokens_G: Sequence[int]) -> tuple[float | None, ...]:
     """R minus the mean reward weighted by length. OPO, https://arxiv.org/abs/2505.23585.
 
@@ -200,6 +201,7 @@ def with_greedy_rewards(batch: TokenBatch, rewards: Sequence[float | None]) -> T
     return replace(batch, greedy_reward_E=known.to(batch.group_E.device)[batch.group_E])
 
 
+@needs("group")
 def gdpo(batch: TokenBatch, *, part_weights: Mapping[str, float] = MappingProxyType({})) -> TokenBatch:
     """Each named term of the score normalised within its group, their weighted sum, normalised over the round. GDPO.
 

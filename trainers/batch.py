@@ -243,11 +243,17 @@ def groups_with_signal(batch: TokenBatch) -> TokenBatch:
     return replace(part, tokens_E=tokens_E, n_tokens=int(tokens_E.sum()), n_episodes=int((tokens_E > 0).sum()))
 
 
-def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
+def pack(
+    groups: Sequence[Group], pad_id: int, *, turn_weights: Mapping[str, float] | None = None, version: int | None = None
+) -> TokenBatch:
     """One row per branch that trains, cut after its last trained token; failed episodes are only counted.
 
     A scored episode that sampled nothing (a limit came first) has no row, but its reward counts in its group.
     Without a single trained token the batch has no rows and `n_tokens` is 0.
+
+    Args:
+        turn_weights: of named process rewards (`Score.turns`), which only count where they are named here.
+        version: of the policy that the update will start from.
 
     Raises:
         UserError: an episode's policy spoke but left no tokens, or a row starts with a sampled token.
@@ -258,7 +264,7 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
     branches: list[tuple[int, Trajectory, Sequence[float]]] = []
     for index, (_, episode) in enumerate(scored):
         _refuse_messages(episode)
-        earned = token_rewards(episode)
+        earned = token_rewards(episode, turn_weights or {})
         owned = zip(episode.trajectories, earned, strict=True)
         branches += [(index, branch, reward) for branch, reward in owned if branch.trained]
     rows = [branch for _, branch, _ in branches]
@@ -275,6 +281,7 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
         n_tokens=int(tokens_E.sum()),
         n_episodes=int((tokens_E > 0).sum()),
         n_failed=sum(len(group.episodes) for group in groups) - len(scored),
+        version=version,
         parts_E=_parts([episode for _, episode in scored]),
     )
 

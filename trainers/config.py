@@ -118,8 +118,6 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
         if problem["type"] == "missing":
             raise ConfigError(f"{where}: setting {field!r} is missing: add a line '{field} = …'") from None
         raise ConfigError(f"{where}: {field}={problem['input']!r}: {problem['msg'].lower()}") from None
-    if config.group_size == 1:
-        raise ConfigError(f"{where}: group_size=1 gives every episode advantage 0: use at least 2")
     return config
 
 

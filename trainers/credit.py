@@ -152,6 +152,7 @@ def turn_gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> Tok
     return _estimated(line, advantages_K[line.turn_N], (advantages_K + values_K)[line.turn_N])
 
 
+@needs("group")
 def turn_level(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     """Each turn's discounted return, normalised over the turns of the same index in its group (as `grpo` does).
 
@@ -165,6 +166,7 @@ def turn_level(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     return replace(batch, advantages_BT=line.write(advantages_K.to(line.turn_N.device)[line.turn_N]))
 
 
+@needs("group")
 def gigpo(batch: TokenBatch, *, gamma: float = 0.95, step_weight: float = 1.0) -> TokenBatch:
     """Episode advantage + step_weight · step advantage: turns are compared where they met the same state. GiGPO.
 
@@ -247,21 +249,21 @@ def kl_in_reward(batch: TokenBatch, *, kl_reward_coef: float = 0.0) -> TokenBatc
 
 
 @needs("entropy")
-def entropy_shaped(batch: TokenBatch, *, entropy_share: float = 0.4, entropy_cap: float = 2.0) -> TokenBatch:
-    """A + min(entropy_share · H, |A| / entropy_cap), H the entropy at the token (detached). Comes after the advantages.
+def entropy_shaped(batch: TokenBatch, *, entropy_alpha: float = 0.4, entropy_kappa: float = 2.0) -> TokenBatch:
+    """A + min(entropy_alpha · H, |A| / entropy_kappa), H the token's entropy (detached). Comes after the advantages.
 
-    https://arxiv.org/abs/2506.14758 (α and κ). The bonus never turns a sign, and an advantage of 0 stays 0. Biased
+    https://arxiv.org/abs/2506.14758. The bonus never turns a sign, and an advantage of 0 stays 0. Biased
     towards tokens of high entropy, and meant to be.
 
     Raises:
         ValueError: the batch has no entropy.
-        ConfigError: entropy_cap is below 1, so that the bonus could turn a sign.
+        ConfigError: entropy_kappa is below 1, so that the bonus could turn a sign.
     """
     if batch.entropy_BT is None:
         raise ValueError("entropy_shaped: batch.entropy_BT is None: score the batch with entropy")
-    if entropy_cap < 1:
-        raise ConfigError(f"entropy_cap={entropy_cap} must be at least 1, or the bonus could turn a sign")
-    bonus_BT = torch.minimum(entropy_share * batch.entropy_BT.detach(), batch.advantages_BT.abs() / entropy_cap)
+    if entropy_kappa < 1:
+        raise ConfigError(f"entropy_kappa={entropy_kappa} must be at least 1, or the bonus could turn a sign")
+    bonus_BT = torch.minimum(entropy_alpha * batch.entropy_BT.detach(), batch.advantages_BT.abs() / entropy_kappa)
     return replace(batch, advantages_BT=torch.where(batch.mask_BT, batch.advantages_BT + bonus_BT, 0.0))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import AgentRLError
-from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics
 from agentrl.trainers.run import Run
@@ -50,7 +50,7 @@ def train(run: Run) -> None:
         started = time.perf_counter()
         groups, refilled = run.play(step)
         sampled = time.perf_counter()
-        batch = run.recipe.advantage(prepare(run, pack([*groups, *refilled], run.pad_id)))
+        batch = run.recipe.advantage(prepare(run, run.pack([*groups, *refilled], step)))
         metrics = rollout_metrics(groups) | refill_metrics(groups, refilled) | update(run, batch, step)
         updated = time.perf_counter()
         run.engine.load(run.model, step + 1)
@@ -64,7 +64,7 @@ def train(run: Run) -> None:
             "time/tokens_per_s": batch.n_tokens / (updated - started),
         }
         run.log(step + 1, metrics)
-        quiet = quiet + 1 if is_hopeless(groups) else 0
+        quiet = quiet + 1 if is_hopeless(groups, batch) else 0
         if quiet >= MAX_QUIET_ROUNDS:
             raise TrainingError(f"{quiet} rounds in a row gave no signal: {why_quiet(groups)}")
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
@@ -174,10 +174,10 @@ def _summarize(history: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def is_hopeless(groups: Sequence[Group]) -> bool:
+def is_hopeless(groups: Sequence[Group], batch: TokenBatch) -> bool:
     """Whether a round teaches nothing and solves nothing. (Where everything is solved, going on does no harm.)"""
     solved = any(episode.passed for group in groups for episode in group.episodes)
-    return not solved and not any(group.has_signal for group in groups)
+    return not solved and not bool((batch.advantages_BT * batch.mask_BT).any())
 
 
 def why_quiet(groups: Sequence[Group]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import chain
@@ -13,13 +13,48 @@ from typing import Any, TypeVar
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.advantages import dr_grpo, group_advantages, grpo
+from agentrl.trainers.advantages import (
+    dr_grpo,
+    gdpo,
+    group_advantages,
+    group_advantages_by_length,
+    grpo,
+    maxrl,
+    mgpo,
+    opo,
+    pass_at_k,
+    reinforce,
+    remax,
+    rloo,
+)
 from agentrl.trainers.batch import TokenBatch, groups_with_signal
+from agentrl.trainers.corrections import (
+    decay_stale,
+    drop_off_policy_negatives,
+    drop_overlong,
+    drop_stale,
+    masked_is,
+    reject_off_policy,
+    truncated_is,
+)
+from agentrl.trainers.credit import (
+    entropy_shaped,
+    gae,
+    gigpo,
+    kl_in_reward,
+    length_adaptive_gae,
+    reward_to_go,
+    whiten,
+)
 from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token
+from agentrl.trainers.made_up import made_up
 from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
-from agentrl.trainers.regularisers import entropy_bonus, kl_penalty
-from agentrl.trainers.surrogates import ppo_clip
+from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, simko
+from agentrl.trainers.selections import clip_cov, select_forks, select_kl_cov, train_high_entropy
+from agentrl.trainers.sequence_surrogates import gmpo, gspo, topr, vespo
+from agentrl.trainers.surrogates import cispo, dppo_tv, importance_weighted, ppo_clip, sapo
 
+ARXIV = "https://arxiv.org/abs"
 AGGREGATES: dict[str, Aggregate] = {
     "token": by_token,
     "episode": by_episode,
@@ -35,10 +70,12 @@ class Recipe:
     Attributes:
         paper: where the algorithm is defined.
         credit: batch -> batch, in order; the last one has filled the advantages. Once per round, over all groups.
+        before: batch -> batch, ahead of `credit`: what changes the rewards themselves.
         surrogate: per-token policy loss.
         aggregate: per-token losses -> scalar.
         regularisers: further per-token losses.
         corrections: batch -> batch, in order: weights and selections. Once per optimizer step, before micro-batches.
+        turn_weights: weights of named process rewards (`Score.turns`); a name that is missing counts 0.
         negative_weight: negative advantages are multiplied by it; 1 is the algorithm as its paper has it. Less makes
             large learning rates safe, at a price: the baseline no longer cancels, so the estimator is biased towards
             repeating what worked (at 0 it is fine-tuning on the better half of every group).
@@ -58,6 +95,8 @@ class Recipe:
     aggregate: Aggregate
     regularisers: tuple[Term, ...] = ()
     corrections: tuple[Step, ...] = ()
+    before: tuple[Step, ...] = ()
+    turn_weights: Mapping[str, float] = field(default_factory=dict)
     negative_weight: float = 1.0
     filter_groups: bool = False
     refill: bool = False
@@ -93,9 +132,16 @@ class Recipe:
         """Name -> value of every option of every part."""
         return {name: value for part in self._parts() for name, value in options(part).items()}
 
+    def refuse_group_size(self, group_size: int) -> None:
+        """Raise ConfigError where groups of this size cannot teach this recipe anything."""
+        if group_size == 1 and "group" in self.needs:
+            raise ConfigError(f"group_size=1 gives every episode advantage 0 in recipe {self.name}: use at least 2")
+        if group_size <= (best_of := self.options.get("pass_k", 0)):
+            raise ConfigError(f"pass_k={best_of} needs groups of more than {best_of}, not group_size={group_size}")
+
     def advantage(self, batch: TokenBatch) -> TokenBatch:
         """The batch with its advantages."""
-        for step in self.credit:
+        for step in (*self.before, *self.credit):
             batch = step(batch)
         if self.filter_groups or self.refill:
             batch = groups_with_signal(batch)
@@ -109,26 +155,103 @@ class Recipe:
         return batch
 
     def _parts(self) -> tuple[Callable[..., Any], ...]:
-        return (*self.credit, self.surrogate, self.aggregate, *self.regularisers, *self.corrections)
+        return (*self.before, *self.credit, self.surrogate, self.aggregate, *self.regularisers, *self.corrections)
 
 
 over_groups = partial(Lifted, group_advantages)
 """Lift a group form (`rewards_G -> advantages_G`) to a credit step."""
 
+by_length = Lifted(group_advantages_by_length, opo)
+
 _TABLE = (
-    Recipe("grpo", "https://arxiv.org/abs/2402.03300", (over_groups(grpo),), ppo_clip, by_episode),
-    Recipe("dr_grpo", "https://arxiv.org/abs/2503.20783", (over_groups(dr_grpo),), ppo_clip, by_constant),
+    # One advantage for all tokens of an episode.
+    Recipe("reinforce", f"{ARXIV}/2402.14740", (reinforce,), importance_weighted, by_episode_sum),
+    Recipe("rloo", f"{ARXIV}/2402.14740", (over_groups(rloo),), ppo_clip, by_episode_sum),
+    Recipe("remax", f"{ARXIV}/2310.10505", (remax,), importance_weighted, by_episode_sum),
+    Recipe("opo", f"{ARXIV}/2505.23585", (by_length,), importance_weighted, by_episode_sum),
+    Recipe("grpo", f"{ARXIV}/2402.03300", (over_groups(grpo),), ppo_clip, by_episode),
+    Recipe("dr_grpo", f"{ARXIV}/2503.20783", (over_groups(dr_grpo),), ppo_clip, by_constant),
+    Recipe(
+        "dapo", f"{ARXIV}/2503.14476", (over_groups(grpo),), partial(ppo_clip, clip_high=0.28), by_token, refill=True
+    ),
+    Recipe("maxrl", f"{ARXIV}/2602.02710", (over_groups(maxrl),), ppo_clip, by_constant),
+    Recipe("mgpo", f"{ARXIV}/2511.06221", (over_groups(mgpo),), ppo_clip, by_episode),
+    Recipe("pass_at_k", f"{ARXIV}/2505.15201", (over_groups(pass_at_k),), ppo_clip, by_constant),
+    Recipe("gdpo", f"{ARXIV}/2601.05242", (gdpo,), ppo_clip, by_episode),
+    # Another surrogate.
+    Recipe("gspo", f"{ARXIV}/2507.18071", (over_groups(grpo),), gspo, by_episode),
+    Recipe("luspo", f"{ARXIV}/2602.05261", (over_groups(grpo),), gspo, by_episode_sum),
+    Recipe("gmpo", f"{ARXIV}/2507.20673", (over_groups(grpo),), gmpo, by_episode),
+    Recipe("cispo", f"{ARXIV}/2506.13585", (over_groups(grpo),), cispo, by_token),
+    Recipe("sapo", f"{ARXIV}/2511.20347", (over_groups(grpo),), sapo, by_episode),
+    Recipe("topr", f"{ARXIV}/2503.14286", (over_groups(dr_grpo),), topr, by_episode_sum),
+    Recipe("dppo", f"{ARXIV}/2602.04879", (over_groups(dr_grpo),), dppo_tv, by_constant),
+    Recipe("vespo", f"{ARXIV}/2602.10693", (over_groups(grpo),), vespo, by_token),
+    # Exploration kept alive.
+    Recipe("clip_cov", f"{ARXIV}/2505.22617", (over_groups(grpo),), ppo_clip, by_token, corrections=(clip_cov,)),
+    Recipe(
+        "kl_cov",
+        f"{ARXIV}/2505.22617",
+        (over_groups(grpo),),
+        importance_weighted,
+        by_token,
+        regularisers=(kl_cov,),
+        corrections=(select_kl_cov,),
+    ),
+    Recipe("simko", f"{ARXIV}/2510.14807", (over_groups(grpo),), simko, by_episode, corrections=(select_forks,)),
+    Recipe(
+        "prorl",
+        f"{ARXIV}/2505.24864",
+        (over_groups(grpo),),
+        partial(ppo_clip, clip_high=0.4),
+        by_token,
+        regularisers=(partial(kl_penalty, kl_coef=1e-3),),
+        refill=True,
+        reset_every=200,
+    ),
+    # An advantage for every token, or every turn.
+    Recipe("reinforce++", f"{ARXIV}/2501.03262", (reward_to_go, whiten), ppo_clip, by_token),
+    Recipe("reinforce++_baseline", f"{ARXIV}/2501.03262", (over_groups(dr_grpo), whiten), ppo_clip, by_token),
+    Recipe("gigpo", f"{ARXIV}/2505.10978", (gigpo,), ppo_clip, by_episode),
+    Recipe("ppo", f"{ARXIV}/1707.06347", (gae, whiten), ppo_clip, by_token),
+    Recipe(
+        "ppo_penalty",
+        f"{ARXIV}/1707.06347",
+        (gae, whiten),
+        importance_weighted,
+        by_token,
+        regularisers=(partial(anchor_kl, anchor_kl_coef=1.0),),
+    ),
+    Recipe(
+        "vapo",
+        f"{ARXIV}/2504.05118",
+        (length_adaptive_gae,),
+        partial(ppo_clip, clip_high=0.28),
+        by_token,
+        regularisers=(partial(imitate, imitate_coef=0.1),),
+    ),
 )
 RECIPES = {row.name: row for row in _TABLE}
 
 ADDABLE: dict[str, tuple[Step | Term, ...]] = {
-    "credit": (),
-    "regularisers": (kl_penalty, entropy_bonus),
-    "corrections": (),
+    "before": (kl_in_reward,),
+    "credit": (entropy_shaped,),
+    "regularisers": (kl_penalty, entropy_bonus, imitate),
+    "corrections": (
+        truncated_is,
+        masked_is,
+        reject_off_policy,
+        drop_off_policy_negatives,
+        decay_stale,
+        drop_stale,
+        drop_overlong,
+        clip_cov,
+        train_high_entropy,
+    ),
 }
-"""Parts that any recipe takes on when a setting names one of their options."""
+"""Parts that any recipe takes on when a setting names one of their options, at the end of the place they belong to."""
 
-_OWN = ("negative_weight", "filter_groups", "refill", "epochs", "kl_budget", "reset_every")
+_OWN = ("turn_weights", "negative_weight", "filter_groups", "refill", "epochs", "kl_budget", "reset_every")
 Row = TypeVar("Row")
 
 
@@ -152,7 +275,11 @@ def recipe(name: str, **settings: Any) -> Recipe:
         found = replace(found, **changed)
     for key in settings.keys() - found.options.keys():
         raise ConfigError(_no_setting(key, found))
-    return _configured(found, settings)
+    found = _configured(found, settings)
+    terms = dict.fromkeys(found.options.get("part_weights") or ["any"], 1.0)
+    batch, output = made_up(terms)
+    found.loss(output, found.correct(found.advantage(batch)))  # parts that contradict each other say so here
+    return found
 
 
 def _no_setting(key: str, found: Recipe) -> str:
@@ -169,7 +296,7 @@ def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
     changed: dict[str, Any] = {}
     for one in fields(found):
         value = getattr(found, one.name)
-        if one.name in ("credit", "regularisers", "corrections"):
+        if one.name in ADDABLE:
             changed[one.name] = tuple(with_options(part, settings) for part in value)
         elif one.name in ("surrogate", "aggregate"):
             changed[one.name] = with_options(value, settings)

@@ -138,6 +138,15 @@ def simko(
     )
 
 
+def imitate(output: PolicyOutput, batch: TokenBatch, *, imitate_coef: float = 0.0, imitate_from: float = 1.0) -> Tensor:
+    """-imitate_coef·log π on the tokens of episodes whose reward is at least `imitate_from`: fine-tuning on successes.
+
+    VAPO's positive-example loss (https://arxiv.org/abs/2504.05118, coefficient 0.1).
+    """
+    chosen_B1 = (batch.reward_E >= imitate_from)[batch.episode_B, None]
+    return torch.where(chosen_B1, -imitate_coef * output.logprobs_BT, 0.0)
+
+
 @needs("entropy_gradient")
 def entropy_bonus(output: PolicyOutput, batch: TokenBatch, *, entropy_coef: float = 0.0) -> Tensor:
     """-entropy_coef·H(π) at every trained token."""

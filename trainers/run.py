@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +26,8 @@ from agentrl.records import EpisodeWriter, MetricsWriter, read_metrics, set_asid
 from agentrl.registry import factory
 from agentrl.rollout import Rollouts, Setting, derive_seed
 from agentrl.trainers import checkpoint
-from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.advantages import with_greedy_rewards
+from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.recipes import recipe
 from agentrl.trajectory import Episode, Group
@@ -69,6 +70,7 @@ class Run:
         found = self._claim(resume)
         self.start = found.step if found else 0
         self.recipe = recipe(config.recipe, **config.loss)
+        self.recipe.refuse_group_size(config.group_size)
         source = found.model if found else Path(config.model)
         self.tokenizer = load_tokenizer(source)
         self.chat = Chat(self.tokenizer)
@@ -127,7 +129,8 @@ class Run:
         limits = env.limits
         sampling = Sampling(temperature=config.temperature, max_tokens=limits.turn_tokens)
         concurrency = config.tasks_per_step * config.group_size
-        self._make = make
+        self._make, self._tasks = make, dict[str, Task]()
+        self._greedy = TokenPolicy(self.engine, self.chat, replace(sampling, temperature=0.0))
         setting = Setting(
             make=make,
             policy=TokenPolicy(self.engine, self.chat, sampling),
@@ -164,6 +167,16 @@ class Run:
                 refilled += [group for group in more if group.has_signal][:missing]
         return groups, refilled
 
+    def pack(self, groups: Sequence[Group], step: int) -> TokenBatch:
+        """The groups of a round as one batch, with the rewards of greedy episodes where a part reads them."""
+        batch = pack(groups, self.pad_id, turn_weights=self.recipe.turn_weights, version=step)
+        if "greedy" not in self.recipe.needs:
+            return batch
+        tasks, run = list({group.task.id: self._tasks[group.task.id] for group in groups}.values()), self.folder.name
+        alone = self.rollouts.gather(tasks, step, group_size=1, run=f"{run}/greedy", policy=self._greedy)
+        rewards = {group.task.id: group.rewards_G[0] for group in alone}
+        return with_greedy_rewards(batch, [rewards[group.task.id] for group in groups])
+
     def _draw(self, step: int, suffix: str) -> list[Group]:
         """Play the next tasks; a split that ends is begun again in another order."""
         if not hasattr(self, "_rounds"):
@@ -171,7 +184,9 @@ class Run:
         episodes = self.config.tasks_per_step * self.config.group_size
         self.listen("phase", (f"round {step + 1}/{self.config.steps}{suffix}", episodes))
         self._draws += 1
-        return self.rollouts.gather(next(self._rounds), step, run=f"{self.folder.name}{suffix}")
+        tasks = next(self._rounds)
+        self._tasks = ({} if not suffix else self._tasks) | {task.id: task for task in tasks}
+        return self.rollouts.gather(tasks, step, run=f"{self.folder.name}{suffix}")
 
     def keep(self, batch: TokenBatch, step: int) -> Path:
         """Put a batch aside for people to look at."""

@@ -1,9 +1,9 @@
 """Does every recipe train? calc-v0 on the CPU, from one warm start, the same rounds and learning rate for all.
 
 `python -m benchmarks.experiments.recipes [--folder DIR] [--seeds 0,1,2] [--recipes grpo,ppo] [--rounds 40]` plays what
-is missing in the folder (so it can be stopped and gone on with), then prints the table of docs/benchmarks.md. Several
+is missing in the folder (it can be stopped and gone on with), then prints the table of docs/benchmarks.md. Several
 processes may share a folder. Per recipe and over all seeds: held-out pass@1 after the last round with its 95 % interval
-(bootstrap over tasks), entropy, sampled tokens of wrong answers, and the critic's explained variance where there is one.
+(bootstrap over tasks), entropy, tokens of wrong answers, and the critic's explained variance where there is one.
 """
 
 from __future__ import annotations
