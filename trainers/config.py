@@ -29,6 +29,23 @@ class Schedule(BaseModel):
         return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
 
 
+class CriticSettings(BaseModel):
+    """The critic of a recipe that needs one (PPO, VAPO)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = ""
+    """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the policy's, with V = 0."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Of AdamW, the same in every round: ten times the policy's default."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the tokens of a round, each in as many minibatches as the policy's."""
+    value_clip: float = Field(default=0.5, gt=0)
+    """How far a value can move within a round, in units of the reward; `inf`: as far as it likes."""
+    warmup: int = Field(default=0, ge=0)
+    """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has 50)."""
+
+
 class TrainConfig(BaseModel):
     """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import TrainingError
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics
@@ -30,10 +30,6 @@ MAX_GAP = 0.1
 
 MAX_QUIET_ROUNDS = 5
 """Rounds without signal and without success after which training is stopped."""
-
-
-class TrainingError(AgentRLError):
-    """Training cannot go on; the message says why and what to do."""
 
 
 def train(run: Run) -> None:
