@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from trainer_cases import PAD, batch_of, branch, episode, group, tiny_model
 from agentrl.engines.loading import load_critic, scalar_head
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainers.batch import pack
-from agentrl.trainers.config import CriticSettings, check_config
+from agentrl.trainers.config import CriticSettings
 from agentrl.trainers.credit import gae, length_adaptive_gae
 from agentrl.trainers.critic import (
     Critic,
@@ -27,9 +26,7 @@ from agentrl.trainers.critic import (
     value_metrics,
     values,
 )
-from agentrl.trainers.loop import update
 from agentrl.trainers.losses import by_episode, by_token
-from agentrl.trainers.run import Run
 from agentrl.trajectory import Group
 
 TOLD = f"{Path(__file__).parent / 'toy_envs.py'}:Told"
@@ -296,32 +293,3 @@ def test_pre_training_is_on_what_came_out_and_not_on_what_an_untrained_critic_sa
         assert torch.allclose(found.returns_BT, came_out_BT, atol=1e-12)
     assert not torch.allclose(gae(batch).returns_BT, came_out_BT, atol=0.1)
     assert [Critic(opinionated(), CriticSettings(warmup=2)).is_pretraining(step) for step in range(3)] == [1, 1, 0]
-
-
-def ppo(run, critic, steps):
-    """PPO by hand: rollouts, values, GAE, clipped surrogate, value loss."""
-    rows = []
-    for step in range(steps):
-        batch = critic.predict(pack(run.play(step)[0], run.pad_id))
-        if critic.is_pretraining(step):
-            batch = monte_carlo([gae])[0](batch)
-        else:
-            batch = gae(batch)
-            update(run, batch, step)
-            run.engine.load(run.model, step + 1)
-        rows.append(critic.fit(batch, run.seed_of("critic", step)))
-    return rows
-
-
-def test_ppo_with_a_critic_that_explains_half_of_the_variance_and_more(tmp_path):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    model = build_model(tmp_path / "model", tokenizer, width=32, layers=1, context=256)
-    settings = {"env": TOLD, "model": str(model), "tasks_per_step": 8, "group_size": 4, "learning_rate": 1e-2}
-    settings |= {"deterministic": True, "minibatches": 2}
-    critic = Critic(load_critic(model), CriticSettings(learning_rate=1e-2, epochs=4, warmup=2), minibatches=2)
-    with Run(check_config(settings, "test"), tmp_path / "run") as run:
-        rows = ppo(run, critic, 14)
-    assert rows[0]["value/explained_variance"] == pytest.approx(0, abs=1e-9)
-    assert fmean(row["value/explained_variance"] for row in rows[-5:]) >= 0.5

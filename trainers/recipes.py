@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -15,6 +15,8 @@ import torch
 from agentrl.errors import ConfigError
 from agentrl.trainers.advantages import dr_grpo, group_advantages, grpo
 from agentrl.trainers.batch import TokenBatch, groups_with_signal
+from agentrl.trainers.config import CriticSettings, validated
+from agentrl.trainers.credit import gae
 from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token
 from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
 from agentrl.trainers.regularisers import entropy_bonus, kl_penalty
@@ -49,6 +51,7 @@ class Recipe:
         kl_budget: nats per token that the policy may move in one round; what is left of the round is then skipped.
         reset_every: rounds after which the reference becomes the present policy and the optimizer forgets (ProRL);
             0: never.
+        critic: of a recipe whose credit reads values; elsewhere nothing reads it.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Recipe:
     epochs: int = 1
     kl_budget: float = math.inf
     reset_every: int = 0
+    critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
         if not 0 <= self.negative_weight <= 1:
@@ -118,6 +122,7 @@ over_groups = partial(Lifted, group_advantages)
 _TABLE = (
     Recipe("grpo", "https://arxiv.org/abs/2402.03300", (over_groups(grpo),), ppo_clip, by_episode),
     Recipe("dr_grpo", "https://arxiv.org/abs/2503.20783", (over_groups(dr_grpo),), ppo_clip, by_constant),
+    Recipe("ppo", "https://arxiv.org/abs/1707.06347", (gae,), ppo_clip, by_token),
 )
 RECIPES = {row.name: row for row in _TABLE}
 
@@ -144,6 +149,8 @@ def recipe(name: str, **settings: Any) -> Recipe:
     found = _named(name, RECIPES, "recipe")
     if "aggregate" in settings:
         found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
+    if "critic" in settings:
+        found = replace(found, critic=_critic(found, settings.pop("critic")))
     found = replace(found, **{key: settings.pop(key) for key in _OWN if key in settings})
     for place, parts in ADDABLE.items():
         there = set(found.options)
@@ -155,10 +162,18 @@ def recipe(name: str, **settings: Any) -> Recipe:
     return _configured(found, settings)
 
 
+def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
+    """The recipe's settings of its critic, with these in their place."""
+    if "critic" not in found.needs:
+        having = ", ".join(other.name for other in RECIPES.values() if "critic" in other.needs)
+        raise ConfigError(f"recipe {found.name} has no critic: leave critic={dict(row)} out, or use one of {having}")
+    return validated(CriticSettings, found.critic.model_dump() | dict(row), f"critic of recipe {found.name}")
+
+
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *_OWN, "aggregate"))
+    known = dict.fromkeys((*found.options, *addable, *_OWN, "aggregate", "critic"))
     others = [row.name for row in RECIPES.values() if key in row.options]
     hint = f"it belongs to {', '.join(others)}" if others else f"did you mean {_nearest(key, known)!r}?"
     return f"recipe {found.name} has no setting {key!r}: {hint} (known: {', '.join(known)})"
