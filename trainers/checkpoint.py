@@ -37,6 +37,12 @@ class Checkpoint:
         return folder if folder.is_dir() else None
 
     @property
+    def critic(self) -> Path | None:
+        """The folder of the critic and its optimizer, where the recipe had one."""
+        folder = self.folder / "critic"
+        return folder if folder.is_dir() else None
+
+    @property
     def draws(self) -> int:
         """How many rounds of tasks were drawn so far; more than `step` where groups were refilled."""
         return int(json.loads((self.folder / "state.json").read_text()).get("draws", self.step))
@@ -50,13 +56,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds; a reference only where it was reset."""
+    """What a checkpoint holds; a reference only where it was reset, a critic only where the recipe has one."""
 
     model: Any
     tokenizer: Any
     optimizer: torch.optim.Optimizer
     draws: int
     reference: Any = None
+    critic: Any = None
 
 
 def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
@@ -69,6 +76,8 @@ def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
     state.tokenizer.save_pretrained(draft / "model")
     if state.reference is not None:
         state.reference.save_pretrained(draft / "reference")
+    if state.critic is not None:
+        state.critic.save(draft / "critic")
     torch.save({"optimizer": state.optimizer.state_dict(), "rng": torch.get_rng_state()}, draft / "state.pt")
     write_json_atomic(draft / "state.json", {"step": step, "draws": state.draws})
     shutil.rmtree(folder, ignore_errors=True)

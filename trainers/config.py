@@ -6,12 +6,14 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import ConfigError
+
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class Schedule(BaseModel):
@@ -29,10 +31,27 @@ class Schedule(BaseModel):
         return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
 
 
+class CriticSettings(BaseModel):
+    """The critic of a recipe that needs one (PPO, VAPO)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = ""
+    """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the policy's, with V = 0."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Of AdamW, the same in every round: ten times the policy's default."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the tokens of a round, each in as many minibatches as the policy's."""
+    value_clip: float = Field(default=0.5, gt=0)
+    """How far a value can move within a round, in units of the reward; `inf`: as far as it likes."""
+    warmup: int = Field(default=0, ge=0)
+    """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has 50)."""
+
+
 class TrainConfig(BaseModel):
     """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     env: str
     """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
@@ -110,15 +129,26 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
         near = difflib.get_close_matches(unknown[0], TrainConfig.model_fields, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(TrainConfig.model_fields)}"
         raise ConfigError(f"{where}: setting {unknown[0]!r} is unknown: {hint}")
+    config = validated(TrainConfig, row, where)
+    if config.group_size == 1:
+        raise ConfigError(f"{where}: group_size=1 gives every episode advantage 0: use at least 2")
+    return config
+
+
+def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Settings:
+    """Settings of a kind from plain values.
+
+    Raises:
+        ConfigError: one sentence with the field and what is wrong with it.
+    """
     try:
-        config = TrainConfig.model_validate(row)
+        return kind.model_validate(row)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = ".".join(str(step) for step in problem["loc"])
         if problem["type"] == "missing":
             raise ConfigError(f"{where}: setting {field!r} is missing: add a line '{field} = …'") from None
         raise ConfigError(f"{where}: {field}={problem['input']!r}: {problem['msg'].lower()}") from None
-    return config
 
 
 def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]:

@@ -1,8 +1,9 @@
 """One step of online training, read top to bottom: tasks -> groups -> batch -> advantages -> loss -> optimizer.
 
 What is not here, on purpose: no reference model (kl_coef is 0 unless asked for, and then `Run` holds a frozen copy), no
-critic, no asynchrony (every round trains on what the current weights sampled), no second copy of the model (the engine
-samples with the very module that is trained, so weights cannot go stale).
+critic (`Run` holds one where the recipe's credit reads values), no asynchrony (every round trains on what the current
+weights sampled), no second copy of the model (the engine samples with the very module that is trained, so weights
+cannot go stale).
 
 Letters: B rows, T positions, G episodes of a group.
 """
@@ -17,8 +18,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import TrainingError
 from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.critic import monte_carlo
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics
 from agentrl.trainers.run import Run
@@ -30,10 +32,6 @@ MAX_GAP = 0.1
 
 MAX_QUIET_ROUNDS = 5
 """Rounds without signal and without success after which training is stopped."""
-
-
-class TrainingError(AgentRLError):
-    """Training cannot go on; the message says why and what to do."""
 
 
 def train(run: Run) -> None:
@@ -50,8 +48,8 @@ def train(run: Run) -> None:
         started = time.perf_counter()
         groups, refilled = run.play(step)
         sampled = time.perf_counter()
-        batch = run.recipe.advantage(prepare(run, run.pack([*groups, *refilled], step)))
-        metrics = rollout_metrics(groups) | refill_metrics(groups, refilled) | update(run, batch, step)
+        batch = credit(run, prepare(run, run.pack([*groups, *refilled], step)), step)
+        metrics = rollout_metrics(groups) | refill_metrics(groups, refilled) | learn(run, batch, step)
         updated = time.perf_counter()
         run.engine.load(run.model, step + 1)
         run.reset_reference(step + 1)
@@ -69,6 +67,31 @@ def train(run: Run) -> None:
             raise TrainingError(f"{quiet} rounds in a row gave no signal: {why_quiet(groups)}")
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             run.save(step + 1)
+
+
+def credit(run: Run, batch: TokenBatch, step: int) -> TokenBatch:
+    """The batch with its advantages; with Monte-Carlo returns while a critic is pre-trained."""
+    recipe = run.recipe
+    if not len(batch):
+        return batch
+    if run.critic and run.critic.is_pretraining(step):
+        recipe = replace(recipe, credit=monte_carlo(recipe.credit))
+    return recipe.advantage(batch)
+
+
+def learn(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
+    """The updates of one round: the critic's, if there is one, and the policy's, unless it waits for the critic.
+
+    Raises:
+        TrainingError: see `update`; the same goes for the critic.
+    """
+    if run.critic is None or not len(batch):
+        return update(run, batch, step)
+    try:
+        metrics = run.critic.fit(batch, run.seed_of("critic", step))
+    except TrainingError as error:
+        raise TrainingError(f"round {step}: {error}; the batch is in {run.keep(batch, step)}") from error
+    return metrics if run.critic.is_pretraining(step) else metrics | update(run, batch, step)
 
 
 def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
@@ -107,6 +130,8 @@ def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
 
 def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
     """The batch with what the recipe needs of models that this step does not move."""
+    if not len(batch):
+        return batch
     needs, moved = run.recipe.needs, batch.to(run.model.device)
     if run.reference is not None:
         moved = replace(moved, ref_logprobs_BT=_frozen(run, run.reference, moved).logprobs_BT)
@@ -114,7 +139,7 @@ def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
         found = _frozen(run, run.model, moved)
         proximal_BT = found.logprobs_BT if "proximal" in needs else None
         moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
-    return moved
+    return run.critic.predict(moved) if run.critic else moved
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from agentrl.trainers.advantages import (
     rloo,
 )
 from agentrl.trainers.batch import TokenBatch, groups_with_signal
+from agentrl.trainers.config import CriticSettings, validated
 from agentrl.trainers.corrections import (
     decay_stale,
     drop_off_policy_negatives,
@@ -86,6 +87,7 @@ class Recipe:
         kl_budget: nats per token that the policy may move in one round; what is left of the round is then skipped.
         reset_every: rounds after which the reference becomes the present policy and the optimizer forgets (ProRL);
             0: never.
+        critic: of a recipe whose credit reads values; elsewhere nothing reads it.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Recipe:
     epochs: int = 1
     kl_budget: float = math.inf
     reset_every: int = 0
+    critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
         if not 0 <= self.negative_weight <= 1:
@@ -229,6 +232,7 @@ _TABLE = (
         partial(ppo_clip, clip_high=0.28),
         by_token,
         regularisers=(partial(imitate, imitate_coef=0.1),),
+        critic=CriticSettings(warmup=50),
     ),
 )
 RECIPES = {row.name: row for row in _TABLE}
@@ -267,6 +271,8 @@ def recipe(name: str, **settings: Any) -> Recipe:
     found = _named(name, RECIPES, "recipe")
     if "aggregate" in settings:
         found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
+    if "critic" in settings:
+        found = replace(found, critic=_critic(found, settings.pop("critic")))
     found = replace(found, **{key: settings.pop(key) for key in _OWN if key in settings})
     for place, parts in ADDABLE.items():
         there = set(found.options)
@@ -282,10 +288,18 @@ def recipe(name: str, **settings: Any) -> Recipe:
     return found
 
 
+def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
+    """The recipe's settings of its critic, with these in their place."""
+    if "critic" not in found.needs:
+        having = ", ".join(other.name for other in RECIPES.values() if "critic" in other.needs)
+        raise ConfigError(f"recipe {found.name} has no critic: leave critic={dict(row)} out, or use one of {having}")
+    return validated(CriticSettings, found.critic.model_dump() | dict(row), f"critic of recipe {found.name}")
+
+
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *_OWN, "aggregate"))
+    known = dict.fromkeys((*found.options, *addable, *_OWN, "aggregate", "critic"))
     others = [row.name for row in RECIPES.values() if key in row.options]
     hint = f"it belongs to {', '.join(others)}" if others else f"did you mean {_nearest(key, known)!r}?"
     return f"recipe {found.name} has no setting {key!r}: {hint} (known: {', '.join(known)})"

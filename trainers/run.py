@@ -18,7 +18,7 @@ import torch
 
 from agentrl.chat import Chat
 from agentrl.engines.base import Sampling
-from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
+from agentrl.engines.loading import load_critic, load_model, load_tokenizer, transformers_engine
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies import TokenPolicy
@@ -29,6 +29,7 @@ from agentrl.trainers import checkpoint
 from agentrl.trainers.advantages import with_greedy_rewards
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
+from agentrl.trainers.critic import Critic
 from agentrl.trainers.recipes import recipe
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Task
@@ -76,6 +77,7 @@ class Run:
         self.chat = Chat(self.tokenizer)
         self.model = load_model(source)
         self.reference = self._frozen_reference(found)
+        self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
         self._draws = found.draws if found else 0
         self.optimizer = torch.optim.AdamW(
@@ -109,6 +111,20 @@ class Run:
             return None
         kept = found.reference if found else None
         return frozen(load_model(kept or self.config.model) if found else self.model)
+
+    def _open_critic(self, found: checkpoint.Checkpoint | None, policy: Path) -> Critic | None:
+        """The critic of a recipe that needs one: as it was saved, or new."""
+        if "critic" not in self.recipe.needs:
+            return None
+        settings = self.recipe.critic
+        options: dict[str, Any] = {
+            "minibatches": self.config.minibatches,
+            "micro_tokens": self.config.micro_tokens,
+            "max_grad_norm": self.max_grad_norm,
+        }
+        if found and found.critic:
+            return Critic.load(found.critic, settings, device=self.model.device, **options)
+        return Critic(load_critic(settings.model or policy, self.model.device), settings, **options)
 
     def reset_reference(self, step: int) -> None:
         """Where the recipe says so after this round: the present policy becomes the reference, and AdamW forgets."""
@@ -218,7 +234,7 @@ class Run:
     def save(self, step: int) -> None:
         """Write a checkpoint from which round `step` begins, and drop old ones."""
         reference = self.reference if self._was_reset else None
-        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference)
+        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic)
         checkpoint.save(self.folder, step, saved)
         checkpoint.prune(self.folder, self.config.keep_last)
 

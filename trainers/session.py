@@ -71,6 +71,7 @@ def describe(row: dict[str, Any], steps: int) -> str:
     shown = (
         ("reward/mean", "reward {:.3f}"),
         ("groups/no_signal", "no signal {:.0%}"),
+        ("value/explained_variance", "explained {:.2f}"),
         ("policy/entropy", "entropy {:.3f}"),
         ("policy/kl", "kl {:.4f}"),
         ("length/sampled_mean", "tokens {:.0f}"),

@@ -13,6 +13,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -72,6 +73,48 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
     return loaded
 
 
+def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """A value model from the folder of a policy, of a reward model, or of a critic that was saved.
+
+    It is the backbone with a float32 head of one label per token (`AutoModelForTokenClassification`). A head that the
+    folder lacks starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the
+    conversation so far. The global random state is left alone.
+
+    Raises:
+        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head cannot be taken over.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForTokenClassification
+
+    with _readable(_folder(path), "config"):
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config.num_labels = 1
+    dtype = config.dtype or torch.float32
+    wide = torch.promote_types(dtype, torch.float32)
+    with torch.random.fork_rng(devices=()), _quiet():  # a missing head is drawn at random, and reported; then it is 0
+        model, found = _load(AutoModelForTokenClassification, path, config=config, dtype=wide, output_loading_info=True)
+    head = scalar_head(model)
+    absent = {name: weight for name, weight in model.named_parameters() if name in found["missing_keys"]}
+    if any(weight is not head.weight and weight is not head.bias for weight in absent.values()) or (
+        absent and "score.weight" in found["unexpected_keys"]
+    ):
+        raise ConfigError(
+            f"model folder {path} cannot become a critic: nothing in it fits {sorted(absent)}; start from the policy, "
+            "or from a reward model of the same family"
+        )
+    for weight in absent.values():
+        torch.nn.init.zeros_(weight)
+    model.base_model.to(dtype)
+    critic: PreTrainedModel = model.to(device)
+    return critic
+
+
+def scalar_head(model: Any) -> torch.nn.Linear:
+    """The layer of a token classifier that makes labels of hidden states, whatever its family calls it."""
+    head: torch.nn.Linear = getattr(model, "score", None) or model.classifier
+    return head
+
+
 def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
     folder = _folder(path)
     if not (folder / "config.json").is_file():
@@ -87,6 +130,19 @@ def transformers_engine(model: PreTrainedModel, chat: Chat, *, synchronous: bool
     """An engine for a model and the chat whose stop tokens end its turns."""
     pad = chat.tokenizer.pad_token_id
     return TransformersEngine(model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from reporting what is meant to be so."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextmanager

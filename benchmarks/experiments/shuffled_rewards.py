@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agentrl.errors import TrainingError
 from agentrl.trainers.advantages import GroupAdvantage, grpo
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.loop import TrainingError, train
+from agentrl.trainers.loop import train
 from agentrl.trainers.recipes import over_groups
 from agentrl.trainers.run import Run
 
