@@ -129,10 +129,7 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
         near = difflib.get_close_matches(unknown[0], TrainConfig.model_fields, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(TrainConfig.model_fields)}"
         raise ConfigError(f"{where}: setting {unknown[0]!r} is unknown: {hint}")
-    config = validated(TrainConfig, row, where)
-    if config.group_size == 1:
-        raise ConfigError(f"{where}: group_size=1 gives every episode advantage 0: use at least 2")
-    return config
+    return validated(TrainConfig, row, where)
 
 
 def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Settings:
