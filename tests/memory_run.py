@@ -1,0 +1,98 @@
+"""Really does the work of a plan in a process of its own, and prints the peak of its memory above what imports take.
+
+python memory_run.py '{"model": {…}, "work": {…}, "reference": false, "checkpointing": false}'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from agentrl.engines.base import Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.trainers.memory import Work, example
+from agentrl.trainers.scoring import frozen_logprobs, token_logprobs
+
+
+def config_of(row):
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**row, head_dim=64, tie_word_embeddings=True, dtype=torch.float32)
+
+
+def build(row):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_of(row), dtype=torch.float32)
+
+
+def status(name):
+    """A field of /proc/self/status in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{name}:")[2].split()[0]) * 1024
+
+
+def update(model, optimizer, work, reference):
+    batch = example(work)
+    if reference is not None:
+        frozen_logprobs(reference, batch)
+    model.train()
+    token_logprobs(model, batch).logprobs_BT.sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def sample(model, work):
+    prompt = work.sample_tokens // 2
+    engine = TransformersEngine(model, frozenset())
+
+    async def everyone():
+        with engine.seat():
+            await asyncio.gather(
+                *(
+                    engine.generate([1 + row % 7] * prompt, Sampling(max_tokens=work.sample_tokens - prompt), seed=row)
+                    for row in range(work.samples)
+                )
+            )
+        await engine.close()
+
+    asyncio.run(everyone())
+
+
+def work_through(model, work, reference=None):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    for _ in range(2):
+        if work.sample_tokens:
+            sample(model, work)
+        update(model, optimizer, work, reference)
+
+
+def main(row):
+    small = {
+        "vocab_size": 50,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
+    work_through(build(small), Work(64, 32, None, 2, 16))  # loads what the libraries load on first use
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    model = build(row["model"])
+    if row["checkpointing"]:
+        model.gradient_checkpointing_enable()
+    reference = copy.deepcopy(model).requires_grad_(False) if row["reference"] else None
+    work_through(model, Work(**row["work"]), reference)
+    print(json.dumps({"peak_bytes": status("VmHWM") - before, "before": before}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
