@@ -1,6 +1,6 @@
 """Really does the work of a plan in a process of its own, and prints the peak of its memory above what imports take.
 
-python memory_run.py '{"model": {…}, "work": {…}, "reference": false, "checkpointing": false}'
+python memory_run.py '{"model": {…}, "work": {…}, "reference": false}'
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def status(name):
 
 
 def update(model, optimizer, work, reference):
-    batch = example(work)
+    batch = example(work).to(model.device)
     if reference is not None:
         frozen_logprobs(reference, batch)
     model.train()
@@ -86,12 +86,14 @@ def main(row):
     work_through(build(small), Work(64, 32, None, 2, 16))  # loads what the libraries load on first use
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    model = build(row["model"])
-    if row["checkpointing"]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build(row["model"]).to(device)
+    if row["work"]["checkpointing"]:
         model.gradient_checkpointing_enable()
     reference = copy.deepcopy(model).requires_grad_(False) if row["reference"] else None
     work_through(model, Work(**row["work"]), reference)
-    print(json.dumps({"peak_bytes": status("VmHWM") - before, "before": before}))
+    peak = {"cuda": torch.cuda.max_memory_allocated()} if device == "cuda" else {"cpu": status("VmHWM") - before}
+    print(json.dumps(peak))
 
 
 if __name__ == "__main__":

@@ -125,9 +125,8 @@ def tool_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def prompt_of(group: Group) -> str:
-    """A fingerprint of what the agent is given: tasks that differ in their id alone have the same."""
-    task = group.task
-    told = json.dumps([task.instruction, task.files, task.metadata, task.seed], sort_keys=True, default=str)
+    """A fingerprint of what the agent is given, instruction and files: tasks that differ in their id alone share it."""
+    told = json.dumps([group.task.instruction, group.task.files], sort_keys=True)
     return hashlib.blake2b(told.encode(errors="backslashreplace"), digest_size=8).hexdigest()
 
 
