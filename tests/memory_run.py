@@ -49,29 +49,27 @@ def update(model, optimizer, work, reference):
     optimizer.zero_grad(set_to_none=True)
 
 
-def sample(model, work):
-    prompt = work.sample_tokens // 2
-    engine = TransformersEngine(model, frozenset())
+def sample(engine, work):
+    """Prompts that no two rows share, and a few tokens more: a last turn."""
+    prompt = work.sample_tokens - min(8, work.sample_tokens // 2)
+    sampling = Sampling(max_tokens=work.sample_tokens - prompt)
 
     async def everyone():
         with engine.seat():
-            await asyncio.gather(
-                *(
-                    engine.generate([1 + row % 7] * prompt, Sampling(max_tokens=work.sample_tokens - prompt), seed=row)
-                    for row in range(work.samples)
-                )
-            )
-        await engine.close()
+            rows = ([1 + row % 40, 1 + row // 40, *[3] * (prompt - 2)] for row in range(work.samples))
+            await asyncio.gather(*(engine.generate(ids, sampling, seed=row) for row, ids in enumerate(rows)))
 
     asyncio.run(everyone())
 
 
 def work_through(model, work, reference=None):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    engine = TransformersEngine(model, frozenset())
     for _ in range(2):
         if work.sample_tokens:
-            sample(model, work)
+            sample(engine, work)
         update(model, optimizer, work, reference)
+    asyncio.run(engine.close())
 
 
 def main(row):

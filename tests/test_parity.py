@@ -78,7 +78,7 @@ def test_an_engine_that_was_not_loaded_is_named(loop):
     loop.look()
     loop.step(load=False)
     report = loop.look()
-    assert causes(report)[0] == "stale weights" and "version 0 after version 1" in report.findings[0].message
+    assert causes(report)[:1] == ["stale weights"] and "version 0 after version 1" in report.findings[0].message
     with pytest.raises(ParityError, match="stale weights: the engine samples with version 0"):
         parity.enforce(report.findings)
 
@@ -90,7 +90,7 @@ def test_a_load_that_changed_nothing_is_named_however_small_the_step(loop, size)
     loop.step(size, load=False)
     loop.engine.version = loop.version
     report = loop.look()
-    assert causes(report)[0] == "stale weights" and report.findings[0].stops
+    assert causes(report)[:1] == ["stale weights"] and report.findings[0].stops
     assert "engine's by 0: " in report.findings[0].message
     assert report.metrics["parity/probe_followed"] == 0
 
@@ -119,7 +119,7 @@ def test_a_prefix_cache_of_older_weights_is_named(loop):
     first = asyncio.run(loop.probe.ask(loop.engine))
     loop.step()
     report = loop.probe.read(loop.model, [replace(one, version=1) for one in first], 1)
-    assert causes(report)[0] == "stale weights"
+    assert causes(report)[:1] == ["stale weights"]
 
 
 @pytest.mark.parametrize(
@@ -242,3 +242,57 @@ def test_what_cannot_agree_is_refused(sampling, sentence):
     with pytest.raises(ConfigError, match=sentence):
         parity.check_sampling(Sampling(**sampling), 1.0)
     parity.check_sampling(Sampling(temperature=0.8), 0.8)
+
+
+# Defects that the checks above must see: each is put in, and the named check has to fail
+
+
+def _mean_over_all(parts):
+    return {"parity/gap_mean": float((parts[0].trainer_N - parts[0].sampler_N).mean())} | dict.fromkeys(
+        ("parity/gap_p99", "parity/gap_max", "parity/kl"), 0.0
+    )
+
+
+def _unmasked(output, batch):
+    flat = (output.logprobs_BT, batch.old_logprobs_BT, batch.anchor_BT, torch.ones_like(batch.old_logprobs_BT))
+    return Tokens(*(one.flatten().double() for one in flat))
+
+
+MUTANTS = {
+    "a signed gap cancels out": ("gap_metrics", _mean_over_all, test_gaps_by_hand),
+    "the mask is forgotten": ("trained_tokens", _unmasked, test_what_stands_at_mask_0_and_micro_batches_change_nothing),
+    "the effective size is no share": (
+        "effective_share",
+        lambda weights_N: float(weights_N.sum()) ** 2 / float(weights_N.square().sum().clamp(min=1e-9)),
+        test_the_effective_sample_size_by_hand,
+    ),
+    "corrections are left out": (
+        "ratio_metrics",
+        lambda parts, real=parity.ratio_metrics: real(
+            [part._replace(weights_N=part.weights_N * 0 + 1) for part in parts]
+        ),
+        test_ratios_before_and_after_correction_by_hand,
+    ),
+    "NaN passes": (
+        "check",
+        lambda metrics, *rest, real=parity.check, **named: real(
+            {name: value for name, value in metrics.items() if value == value}, *rest, **named
+        ),
+        test_findings_by_thresholds,
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", MUTANTS)
+def test_each_defect_is_caught(defect, monkeypatch):
+    name, mutant, check = MUTANTS[defect]
+    check()
+    monkeypatch.setattr(parity, name, mutant)
+    with pytest.raises((AssertionError, IndexError)):
+        check()
+
+
+def test_an_engine_that_is_never_compared_with_itself_is_caught(loop, monkeypatch):
+    monkeypatch.setattr(Movement, "is_stale", property(lambda movement: False))
+    with pytest.raises(AssertionError):
+        test_a_load_that_changed_nothing_is_named_however_small_the_step(loop, 3e-5)

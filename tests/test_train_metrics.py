@@ -248,3 +248,37 @@ class _Said:
 
     def __init__(self, logprobs_BT):
         self.logprobs_BT = logprobs_BT
+
+
+# Defects that the checks above must see
+
+
+MUTANTS = {
+    "an episode that infrastructure failed counts as 0": (
+        metrics,
+        "_rewards_of",
+        lambda one: [reward or 0.0 for reward in one.rewards_G],
+        test_rewards_with_and_without_the_groups_that_are_dropped,
+    ),
+    "gradient is counted where the mask lets it through": (
+        batch_metrics,
+        "_roles",
+        lambda batch, real=batch_metrics._roles: {name: at_BT & batch.mask_BT for name, at_BT in real(batch).items()},
+        test_gradient_where_there_must_be_none_shows,
+    ),
+    "what an earlier branch trains counts twice": (
+        batch_metrics,
+        "_roles",
+        lambda batch, real=batch_metrics._roles: real(batch) | {"sampled": batch.turn_BT >= 0},
+        test_a_shared_turn_is_read_again_and_trained_once,
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", MUTANTS)
+def test_each_defect_is_caught(defect, monkeypatch):
+    module, name, mutant, check = MUTANTS[defect]
+    check()
+    monkeypatch.setattr(module, name, mutant)
+    with pytest.raises(AssertionError):
+        check()

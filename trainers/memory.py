@@ -216,13 +216,12 @@ def _update(meter: _Meter, models: Sequence[Any], stepper: torch.optim.Optimizer
 
 @torch.no_grad()
 def _sample(meter: _Meter, model: Any, work: Work) -> dict[str, int]:
-    """The last step of sampling the longest rows; the cache, and what is on top of it."""
+    """The last turn of the longest rows: their prompts, which no two share, and one token more."""
     start, meter.thread = meter.restart(), "sampler"
     model.eval()
     shape = (work.samples, work.sample_tokens - 1)
     cache = model(input_ids=_real(torch.zeros, shape), use_cache=True, logits_to_keep=1).past_key_values
     held = meter.live - start
-    meter.restart()
     attention_BT = _real(torch.ones, (work.samples, work.sample_tokens))
     last_B1 = _real(torch.zeros, (work.samples, 1))
     output = model(
@@ -230,7 +229,7 @@ def _sample(meter: _Meter, model: Any, work: Work) -> dict[str, int]:
     )
     draw(output.logits[:, -1], torch.zeros(work.samples, dtype=torch.float64), Sampling())
     meter.thread = "trainer"
-    return {"key-value cache": held, "one token": meter.peak - start - held}
+    return {"key-value cache": held, "prompts and one token": meter.peak - start - held}
 
 
 def example(work: Work) -> TokenBatch:
