@@ -296,3 +296,26 @@ def test_an_engine_that_is_never_compared_with_itself_is_caught(loop, monkeypatc
     monkeypatch.setattr(Movement, "is_stale", property(lambda movement: False))
     with pytest.raises(AssertionError):
         test_a_load_that_changed_nothing_is_named_however_small_the_step(loop, 3e-5)
+
+
+def test_the_probe_of_a_training_run(tmp_path):
+    """As the loop uses it: the engine on its own thread, a prompt of the chat template, weights that move."""
+    from pathlib import Path
+
+    from agentrl.trainers.config import check_config
+    from agentrl.trainers.run import Run
+    from agentrl.trainers.tiny import build_model, build_tokenizer
+    from agentrl.types import Message
+
+    told = ["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8
+    model = build_model(tmp_path / "m", build_tokenizer(told, 280), width=32, layers=1, context=256)
+    env = f"{Path(__file__).parent / 'toy_envs.py'}:Parity"
+    with Run(check_config({"env": env, "model": str(model), "steps": 1}, "test"), tmp_path / "run") as run:
+        probe = Probe(run.chat.prompt_ids([Message.user("say 3")], ()), run.config.temperature, pad_id=run.pad_id)
+        for version in range(3):
+            run.engine.load(run.model, version)
+            report = probe.read(run.model, run.rollouts.run(probe.ask(run.engine)), version)
+            assert parity.enforce(report.findings) == () and report.metrics["parity/probe_gap"] < 1e-5
+            with torch.no_grad():
+                run.model.model.embed_tokens.weight.mul_(1.05)
+        assert report.metrics["parity/probe_moved"] > 1e-4
