@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -41,6 +41,18 @@ def _is_generic(folder: Path) -> bool:
     if not (config.is_file() and (folder / "tokenizer.json").is_file()):
         return False
     return json.loads(config.read_text()).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+
+
+def load_config(path: str | Path) -> PretrainedConfig:
+    """Load the configuration of a model folder, without its weights.
+
+    Raises:
+        ConfigError: there is no such folder, or no config in it that can be read.
+    """
+    from transformers import AutoConfig
+
+    config: PretrainedConfig = _load(AutoConfig, path)
+    return config
 
 
 def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
