@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 
 REPO = Path(__file__).resolve().parent.parent
 REQUIRED = {part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()}
+# No test is about how long one example takes, and a busy machine takes its time. Else as hypothesis has it, CI's too.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background, and all below it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _CHECKS = {"bubblewrap": bubblewrap_missing, "docker": docker_missing}
 
 
