@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -165,28 +165,49 @@ def last_json(text: str):
 
 
 def children() -> set[int]:
-    """Processes below this one."""
-    below, found = {os.getpid()}, set()
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-    while below:
-        below = {pid for pid, parent in parents.items() if parent in below} - found
-        found |= below
-    return found
+    """Processes below this one, with those that it has not collected."""
+    return below([os.getpid()], dead=True) - {os.getpid()}
 
 
 def loop_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith(("agentrl-loop", "agentrl-samp"))}
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Fail unless the condition comes true in time."""
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Fail unless the condition comes true at all: the time is for a slow, cold and busy machine, not to be measured."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+@contextmanager
+def process(*words: str | Path, **options) -> Iterator[subprocess.Popen]:
+    """A process in the checkout whose standard output is read; killed at the end, and its pipes closed."""
+    started = subprocess.Popen(words, cwd=REPO, stdout=subprocess.PIPE, **options)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def parents(dead: bool = False) -> dict[int, int]:
+    """pid -> parent of every process of this machine that lives; with the dead who wait to be collected, if wanted."""
+    table = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if dead or state != "Z":
+            table[int(entry.name)] = int(parent)
+    return table
+
+
+def below(pids: Iterable[int], dead: bool = False) -> set[int]:
+    """Some processes, as far as they are there, with all that descends from them."""
+    table, found = parents(dead), set(pids)
+    while more := {child for child, parent in table.items() if parent in found} - found:
+        found |= more
+    return found & table.keys()
