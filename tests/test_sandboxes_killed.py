@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -86,7 +85,8 @@ def roots(backend: str, pid: int) -> set[int]:
 def test_nothing_is_left_of_a_host_that_is_killed_under_load(backend, kills):
     require(backend)
     chance = random.Random(0)
-    for _ in range(kills):
+
+    def kill_one() -> None:
         with process(sys.executable, "-c", HOST, backend, text=True) as host:
             assert host.stdout.readline() == "warm\n"
             time.sleep(chance.uniform(0.1, 0.8))
@@ -101,6 +101,9 @@ def test_nothing_is_left_of_a_host_that_is_killed_under_load(backend, kills):
         wait_for(lambda: not spaces & namespaces(others & parents().keys()))
         wait_for(lambda: not mounts & mounted(spaces))
         wait_for(lambda: backend != "docker" or containers(host.pid) == [])
+
+    for _ in range(kills):
+        kill_one()
 
 
 class Shelled(ToolEnv):
