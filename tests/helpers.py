@@ -174,7 +174,7 @@ def loop_threads() -> set[str]:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Fail unless the condition ever comes true: the time is for a slow, cold and busy machine, and measures nothing."""
+    """Fail unless the condition ever comes true; so much time is for slow, cold and busy machines, and no measure."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -177,9 +177,8 @@ def test_connections_of_one_sandbox_cost_no_other_its_reset(backend):
         opener = BACKENDS[backend]()
         one, other = Slot(opener), Slot(opener)
         try:
-            await (await one.ready()).exec(
-                program(f"ready, done = os.pipe(); child(lambda: exec({ORPHAN!r}), True); os.read(ready, 1)")
-            )
+            code = f"ready, done = os.pipe(); child(lambda: exec({ORPHAN!r}), True); os.read(ready, 1)"
+            await (await one.ready()).exec(program(code))
             seen = await (await other.ready()).exec(["grep", "-c", "orphan [1-9]", "/proc/net/sockstat"])
             assert seen.stdout == b"1\n", seen
             assert await other.reset()
