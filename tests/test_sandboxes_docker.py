@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers import below, parents, process, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,17 +182,17 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_its_host(docker, number):
-    host = subprocess.Popen([sys.executable, "-c", HOST], cwd=REPO, stdout=subprocess.PIPE, text=True, stderr=-3)
-    try:
+    api = first_daemon().api()
+    with process(sys.executable, "-c", HOST, text=True, stderr=subprocess.DEVNULL) as host:
         assert [host.stdout.readline() for _ in range(3)] == ["busy\n"] * 3
-        assert len(owned_by(host.pid)) == 3
-    finally:
+        owned = owned_by(host.pid)
+        assert len(owned) == 3
+        inside_them = below(api.inspect_container(each)["State"]["Pid"] for each in owned)
+        assert len(inside_them) >= 3 * 3
         host.send_signal(number)
         host.wait()
-        host.stdout.close()
-    time.sleep(2)
-    assert not owned_by(host.pid)
-    assert b"1000.75" not in subprocess.check_output(["ps", "-eo", "args"])
+    wait_for(lambda: not owned_by(host.pid))
+    wait_for(lambda: not inside_them & parents().keys())
 
 
 STARTING = """
@@ -210,15 +211,11 @@ asyncio.run(main())
 def test_what_a_killed_host_was_making_is_removed(docker):
     hosts = []
     for after_s in (0.1, 0.2, 0.3):
-        host = subprocess.Popen([sys.executable, "-c", STARTING], cwd=REPO, stdout=subprocess.PIPE, text=True)
-        host.stdout.readline()
-        time.sleep(after_s)
-        host.kill()
-        host.wait()
-        host.stdout.close()
+        with process(sys.executable, "-c", STARTING, text=True) as host:
+            assert host.stdout.readline() == "go\n"
+            time.sleep(after_s)
         hosts.append(host.pid)
-    time.sleep(2)
-    assert not owned_by(*hosts)
+    wait_for(lambda: not owned_by(*hosts))
 
 
 def test_who_is_gone_is_known_from_labels():
@@ -257,13 +254,11 @@ def test_what_a_dead_host_left_is_removed_at_the_next_start_and_nothing_else(doc
 
 def lose(box, act, match):
     async def main():
-        call = asyncio.ensure_future(box.exec(["sleep", "60"], timeout_s=100))
+        call = asyncio.ensure_future(box.exec(["sleep", "1000"], timeout_s=2000))
         await asyncio.sleep(0.2)
-        begin = time.monotonic()
         await asyncio.to_thread(act)
-        with pytest.raises(SandboxLost, match=match):
+        with pytest.raises(SandboxLost, match=match):  # at once, or never in the time of a test
             await call
-        assert time.monotonic() - begin < 5
 
     return main()
 
@@ -272,13 +267,15 @@ def test_a_killed_container_is_a_lost_sandbox_and_the_pool_goes_on(docker):
     async def main():
         api = first_daemon().api()
         pool = Pool(DockerBackend(), size=1, limits=LIMITS)
-        async with pool.lease("agent") as box:
-            killed = container_of(box.sandbox)
-            await lose(box, lambda: api.kill(killed), "killed from outside")
-        async with pool.lease("agent") as box:
-            assert (await sh(box, "echo new")).stdout == b"new\n"
-        assert pool.counts.replaced == 1
-        await pool.close()
+        try:
+            async with pool.lease("agent") as box:
+                killed = container_of(box.sandbox)
+                await lose(box, lambda: api.kill(killed), "killed from outside")
+            async with pool.lease("agent") as box:
+                assert (await sh(box, "echo new")).stdout == b"new\n"
+            assert pool.counts.replaced == 1
+        finally:
+            await pool.close()
         assert killed not in containers()
 
     asyncio.run(main())
@@ -297,9 +294,9 @@ def test_a_supervisor_without_memory_is_told_as_such(docker):
 
 def test_commands_go_before_the_supervisor_when_memory_runs_out(docker):
     async def body(box):
-        code = "import os, time\nfor n in range(40):\n if not os.fork():\n  x = b'x' * (6 << 20); time.sleep(20)\n"
+        code = "import os, time\nfor n in range(40):\n if not os.fork():\n  x = b'x' * (6 << 20); time.sleep(60)\n"
         for _ in range(3):
-            done = await python(box, code + "time.sleep(1)")
+            done = await python(box, code + "os.wait()")  # for the first to be ended, which is none by itself
             assert done.oom
             await box.reset()
 
@@ -486,4 +483,4 @@ def test_a_container_ends_at_its_deadline(docker):
         with pytest.raises(SandboxLost, match="exit code 1"):
             await box.exec(["sleep", "60"], timeout_s=100)
 
-    inside(body, lifetime_s=6)
+    inside(body, lifetime_s=12)  # which begins before the container does
