@@ -189,7 +189,9 @@ def process(*words: str | Path, **options) -> Iterator[subprocess.Popen]:
         yield started
     finally:
         started.kill()
-        started.communicate()
+        started.wait()
+        for pipe in filter(None, (started.stdout, started.stderr)):
+            pipe.close()
 
 
 def parents(dead: bool = False) -> dict[int, int]:
