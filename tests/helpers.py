@@ -152,7 +152,7 @@ def tiny_model_folder() -> Path:
     return build_model(folder.name, build_tokenizer(texts), width=32, layers=2, context=512)
 
 
-def run_cli(*arguments: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments: str | Path, timeout: float = 280, **env: str) -> subprocess.CompletedProcess[str]:
     """The real command line in a process of its own."""
     words = [sys.executable, "-m", "agentrl.cli", *map(str, arguments)]
     return subprocess.run(

@@ -215,7 +215,7 @@ def test_the_hints_of_new_work_as_they_stand(run, tmp_path, monkeypatch, activat
     assert check.endswith("agentrl check letter_count.py:LetterCount")
     assert test.endswith("pytest test_letter_count.py") and test.startswith("pytest") == activated
     for command in (check, test):
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -78,7 +78,7 @@ def test_ids_are_known_in_any_order_of_imports_and_inside_a_running_loop(bubblew
         "    env.close()\n"
         "asyncio.run(main())\n"
     )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     assert out.stdout.split("\n")[:2] == ["True True True [user]", "(0.0, True, False) False"], out.stderr
     assert out.stderr == ""
 
