@@ -39,10 +39,11 @@ def task_of(hidden: dict, oracle: str = HONEST) -> Task:
 
 
 verifier_of = functools.cache(hidden_tests)
+PATIENT = {"call_s": 20.0, "wall_s": 60.0}  # honest work is in no hurry, however slow and busy the machine
 
 
 def judge(pool: object, task: Task, code: str, **settings: float) -> Coroutine[object, object, Score]:
-    verifier = verifier_of(**({"call_s": 2.0, "wall_s": 5.0} | settings))
+    verifier = verifier_of(**(PATIENT | settings))
     files = {"solution.py": code.encode()}
     return verifier(Submission(task, (), EndReason.SUBMITTED, files, pool))
 
@@ -55,7 +56,9 @@ def run_all(backend: str, task: Task, codes: dict[str, str], **settings: float) 
     async def run() -> list[Score]:
         pool = open_pool(backend, size=2)
         try:
-            return await asyncio.gather(*(judge(pool, task, code, **settings) for code in codes.values()))
+            limits = [PATIENT if name == "honest" else settings for name in codes]
+            jobs = zip(codes.values(), limits, strict=True)
+            return await asyncio.gather(*(judge(pool, task, code, **each) for code, each in jobs))
         finally:
             await pool.close()
 
@@ -83,15 +86,15 @@ def test_attacks_on_a_shared_process_find_nothing(backend, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_lasts_is_ended(form):
-    scores = run_all("bubblewrap", task_of(FORMS[form]), LASTING | {"honest": HONEST}, call_s=0.5, wall_s=1.0)
+    scores = run_all("bubblewrap", task_of(FORMS[form]), LASTING | {"honest": HONEST}, call_s=1.0, wall_s=3.0)
     assert scores.pop("honest").value == 1.0
     assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_judge_cannot_be_read_or_silenced(form, monkeypatch):
-    monkeypatch.setattr("agentrl.verifiers.hidden_tests.GRACE_S", 1.5)
-    scores = run_all("bubblewrap", task_of(FORMS[form]), PROC, call_s=0.5, wall_s=1.0)
+    monkeypatch.setattr("agentrl.verifiers.hidden_tests.GRACE_S", 2.0)
+    scores = run_all("bubblewrap", task_of(FORMS[form]), PROC, call_s=1.0, wall_s=2.0)
     assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
 
 
