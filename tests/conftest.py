@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from helpers import EARLIER
 from hypothesis import HealthCheck, settings
 
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
@@ -28,6 +35,30 @@ def require(part: str) -> None:
         if part in REQUIRED:
             pytest.fail(problem)
         pytest.skip(problem)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
+    """What a failed test left open is closed now, without a word: later it would warn, and fail another test."""
+    report = yield
+    if call.excinfo is not None and not item.config.option.usepdb:
+        error: BaseException | None = call.excinfo.value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while error is not None:  # the frames of the traceback hold all that the test had
+                traceback.clear_frames(error.__traceback__)
+                error.__traceback__ = None
+                error = error.__cause__ or error.__context__
+            call.excinfo = sys.last_traceback = None
+            gc.collect()
+    return report
+
+
+@pytest.fixture(autouse=True)
+def earlier_threads() -> None:
+    """Remember what runs before a test."""
+    EARLIER.clear()
+    EARLIER.update(threading.enumerate())
 
 
 @pytest.fixture

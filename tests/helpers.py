@@ -169,8 +169,14 @@ def children() -> set[int]:
     return below([os.getpid()], dead=True) - {os.getpid()}
 
 
+EARLIER: set[threading.Thread] = set()
+"""Threads from before the current test; conftest fills it, so that what a failed test left fails no other one."""
+
+
 def loop_threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("agentrl-loop", "agentrl-samp"))}
+    """Names of the event loops' and engines' threads that the current test has started."""
+    ours = ("agentrl-loop", "agentrl-samp")
+    return {thread.name for thread in set(threading.enumerate()) - EARLIER if thread.name.startswith(ours)}
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
