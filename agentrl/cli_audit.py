@@ -52,10 +52,13 @@ def regrade(
     as_json: Json = False,
 ) -> None:
     """Score the recorded artifacts of a run anew, beside the old scores, which stay as they are."""
+    from agentrl.display import count_bar
     from agentrl.evaluation.regrade import RegradePlan
     from agentrl.evaluation.regrade import regrade as again
 
-    result = again(RegradePlan(run, env, read_settings(set_), trusted(sandbox, trust)))
+    plan = RegradePlan(run, env, read_settings(set_), trusted(sandbox, trust))
+    with count_bar(f"regrade {run}") as progress:
+        result = again(plan, progress)
     nothing = typer.Exit(0 if result["n_regraded"] else 1)
     if as_json:
         print_json(result)

@@ -45,7 +45,11 @@ def trusted(sandbox: str, trust: bool) -> str:
         raise ConfigError(
             f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no boundary"
         )
-    return "trusted-process" if trust else sandbox
+    if not trust:
+        return sandbox
+    from agentrl.sandboxes import TRUSTED
+
+    return TRUSTED
 
 
 def read_prices(text: str) -> tuple[float, float] | None:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from agentrl.trajectory import Episode
 
@@ -43,34 +51,42 @@ class EpisodeBar:
 
 
 @contextmanager
-def episode_bar(label: str, *, quiet: bool = False) -> Iterator[EpisodeBar]:
-    """A bar for as long as the block lasts; silent with `quiet` or when stderr is no terminal."""
+def _progress(*more: ProgressColumn, quiet: bool = False) -> Iterator[Progress]:
+    """What all bars look like; silent with `quiet` or when stderr is no terminal."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[rate]}"),
+        *more,
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def episode_bar(label: str, *, quiet: bool = False) -> Iterator[EpisodeBar]:
+    """A bar for as long as the block lasts; silent with `quiet` or when stderr is no terminal."""
+    with _progress(TextColumn("{task.fields[rate]}"), quiet=quiet) as progress:
         yield EpisodeBar(progress, label)
 
 
 @contextmanager
 def step_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
     """A bar over named steps, for as long as the block lasts; call it with the name of each before it begins."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with _progress() as progress:
         bar = progress.add_task(label, total=total, completed=-1)
 
         def step(name: str) -> None:
             progress.update(bar, advance=1, description=f"{label} · {name}")
 
         yield step
+
+
+@contextmanager
+def count_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for as long as the block lasts; call it with how many are done, and of how many."""
+    with _progress() as progress:
+        bar = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)

@@ -1,8 +1,9 @@
 """The boundary between episodes: a verified reset and 200 files of 1 MB in all, against a new container with them.
 
 Milliseconds from a used work area (the same files, and a process left behind) to a clean one with the files in it. Ours
-kills, wipes, compares the whole fingerprint with the start, and puts the files. Theirs is remove(force), create, start
-and unpack, in the faster of two ways (`benchmarks/parts/docker_exec.py`). Blocks of each kind take turns.
+is `reset(files)`, one exchange that kills, wipes, compares the whole fingerprint with the start, and puts the files.
+Theirs is remove(force), create, start and unpack, in the faster of two ways (`benchmarks/parts/docker_exec.py`). Blocks
+of each kind take turns.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers import EARLIER
+from helpers import EARLIER, children, loop_threads, wait_for
 from hypothesis import HealthCheck, settings
 
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
@@ -71,6 +72,24 @@ def bubblewrap() -> None:
 def docker() -> None:
     """The test needs a Docker daemon with our images."""
     require("docker")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[SimpleNamespace]:
+    """A network outside of docker sandboxes, with a server of its own."""
+    require("docker")
+    from network_world import outside_world
+
+    with outside_world() as world:
+        yield world
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """The test leaves no process and no loop behind."""
+    before = children()
+    yield
+    wait_for(lambda: not (children() - before or loop_threads()))
 
 
 @pytest.fixture(scope="session")

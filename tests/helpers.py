@@ -17,18 +17,27 @@ from pathlib import Path
 
 from agentrl.engines.base import Generation, Sampling
 from agentrl.env import ToolEnv
+from agentrl.parsers import PARSERS
 from agentrl.policies import Scripted
 from agentrl.rollout import Rollouts, Setting, play
+from agentrl.sandboxes import SandboxLimits, open_pool
 from agentrl.tools import tool
 from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
-from agentrl.types import EndReason, Limits, Message, Score, Task, ToolCall
+from agentrl.types import BadCall, EndReason, Limits, Message, Score, Task, ToolCall
+from agentrl.verifiers.admission import admit
 from agentrl.verifiers.base import Submission
+from agentrl.verifiers.hidden_tests import hidden_tests
 
 REPO = Path(__file__).resolve().parent.parent
 
 
 def make_task(task_id: str = "t", **fields) -> Task:
     return Task(**{"id": task_id, "instruction": "do it", **fields})
+
+
+def tasks_of(count: int) -> list[Task]:
+    """Tasks for `Echo`, t0 and so on."""
+    return [make_task(f"t{index}", hidden={"answer": "yes"}) for index in range(count)]
 
 
 def make_episode(reward: float | None = 1.0, *, task: str = "t", sample: int = 0, end=None, **fields) -> Episode:
@@ -54,6 +63,16 @@ def make_branch(prompt: int = 2, *turns: tuple[int, int]) -> Trajectory:
 
 def call(name: str, **arguments) -> ToolCall:
     return ToolCall(name, arguments)
+
+
+def calls_of(parser: str, text: str) -> tuple[ToolCall | BadCall, ...]:
+    """The calls that a named parser finds."""
+    return PARSERS[parser](text).calls
+
+
+def same(left: object, right: object) -> bool:
+    """Equality that tells 1 from True and -0.0 from 0.0."""
+    return left == right and repr(left) == repr(right)
 
 
 def says(*calls, content: str = "") -> Message:
@@ -150,6 +169,19 @@ def tiny_model_folder() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="agentrl-tiny-")
     tiny_model_folder.keep = folder
     return build_model(folder.name, build_tokenizer(texts), width=32, layers=2, context=512)
+
+
+def refused(tasks: Sequence[Task], sandbox: str = "bubblewrap") -> dict[str, str]:
+    """Task id -> why hidden tests do not admit it; graders have room for the largest public tasks."""
+
+    async def run():
+        pool = open_pool(sandbox, size=3, limits=SandboxLimits(memory_mb=4096))
+        try:
+            return await admit(tasks, hidden_tests(), pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
 
 
 def run_cli(*arguments: str | Path, timeout: float = 280, **env: str) -> subprocess.CompletedProcess[str]:

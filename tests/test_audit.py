@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
-from broken_envs import BROKEN, Sound, make
+from broken_envs import BROKEN, JUDGE, Sound, make
 from helpers import Echo, last_json, loop_threads, make_task, run_cli, wait_for
 
 from agentrl.errors import ConfigError, SandboxLost
@@ -22,6 +23,8 @@ from agentrl.policies import Scripted
 from agentrl.registry import factory
 from agentrl.sandboxes import open_pool
 from agentrl.types import Message, Score, ToolCall
+from agentrl.verifiers.hidden_tests import PYTHON
+from agentrl.verifiers.process import turns_of
 from agentrl.verifiers.shaping import Term, shaped
 from agentrl.verifiers.state import json_state
 
@@ -205,6 +208,8 @@ def test_a_canary_finds_a_place_in_every_form():
         {"entry_point": "f", "cases": [{"args": [], "expected": 1}]},
         {"entry_point": "f", "check": "def check(f):\n    pass\n"},
         {"tests": {"test_a.py": "def test_a():\n    pass\n"}},
+        {"tests": {"test_a.py": "def test_a():\n    assert f(1) == 2, 'no'\n", "conftest.py": "X = 1\n"}},
+        {"tests": {"test_a.py": "def test_a(:"}},
         {"answer": "yes"},
         {"answer": 42},
         {"rows": [{"name": "x", "ok": True}]},
@@ -270,6 +275,31 @@ def test_an_environment_that_raises_is_red_and_a_lost_sandbox_is_not_its_fault(m
         AuditPlan(Echo, tasks=0)
 
 
+class Slow(Echo):
+    """Its verifier takes longer than it may, and its opening holds an example of a turn."""
+
+    verifier_s = 0.05
+
+    @staticmethod
+    async def verifier(submission):
+        await asyncio.sleep(60)
+
+    def prompt(self):
+        return [*super().prompt(), Message.assistant("yes"), Message.user("And now?")]
+
+
+def test_work_is_handed_in_and_graded_as_a_rollout_does_it():
+    async def run():
+        task = make_task(hidden={"answer": "yes"})
+        stage = Stage(Slow, open_pool("process"), {"test": [task]}, [task], lambda task: ())
+        submission = await stage.hand_in(task, Probe("says", answer="no"))
+        return submission, await stage.score(submission)
+
+    submission, score = asyncio.run(run())
+    assert [turn.said.content for turn in turns_of(submission)] == ["no"]
+    assert score.value is None and "within 0.05 s" in score.why
+
+
 class Generated(Sound):
     """Its cases are drawn anew for each grading."""
 
@@ -295,6 +325,55 @@ class States(Sound):
             "", ToolCall("write_file", {"path": "s.json", "text": task.oracle["files"]["solution.py"]})
         )
         yield Message.assistant("", ToolCall("submit", {}))
+
+
+class Tested(Sound):
+    """Test files import the solution."""
+
+    def tasks(self, split, seed):
+        for task in super().tasks(split, seed):
+            calls = [f"f({case['args'][0]}) == {case['expected']}" for case in task.hidden["cases"]]
+            tests = "".join(f"\n\ndef test_{n}():\n    assert {call}\n" for n, call in enumerate(calls))
+            yield task.model_copy(update={"hidden": {"tests": {"test_f.py": f"from solution import f\n{tests}"}}})
+
+
+async def _quotes(submission) -> Score:
+    score = await JUDGE(submission)
+    tests = {name: text.encode() for name, text in submission.task.hidden["tests"].items()}
+    async with submission.pool.lease("grader") as sandbox:
+        await sandbox.put({**submission.artifacts, **tests})
+        result = await sandbox.exec([PYTHON, "-B", "-c", "import test_f\ntest_f.test_0()"])
+    return replace(score, why=result.stderr.decode(errors="replace")[-200:] or score.why)
+
+
+class QuotesTests(Tested):
+    """Its verdict is right, and quotes what a test said."""
+
+    verifier = _quotes
+
+
+@pytest.mark.parametrize(("env", "red"), [(Tested, []), (QuotesTests, ["hidden_untold"])])
+def test_a_verdict_that_quotes_a_test_and_no_other_tells_what_is_hidden(env, red, bubblewrap):
+    result = audit(AuditPlan(env, tasks=1, attacks=probes))
+    assert [row["promise"] for row in result["rows"] if row["verdict"] == "broken"] == red, result["rows"]
+    assert verdicts(result)["hidden_untold"] == ("broken" if red else "holds")
+
+
+def test_the_reference_passes_tests_with_a_canary(bubblewrap):
+    """Else their control would refuse the task, and no verdict of a sound verifier would have been looked at."""
+
+    async def run():
+        pool = open_pool("bubblewrap")
+        try:
+            (task, *_) = Tested().tasks("test", 0)
+            (planted, _) = with_canary(task, "canary-1")
+            assert planted.hidden["tests"]["test_f.py"].count("canary-1") == 5
+            stage = Stage(Tested, pool, {"test": [planted]}, [planted], probes)
+            return await stage.oracle()
+        finally:
+            await pool.close()
+
+    assert all(episode.passed for episode in asyncio.run(run()))
 
 
 @pytest.mark.parametrize("env", [Generated, States])

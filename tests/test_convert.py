@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 
 import pytest
+from helpers import refused
 
 from agentrl.convert import convert
 from agentrl.errors import ConfigError, TaskError
-from agentrl.sandboxes import open_pool
 from agentrl.taskfile import read_tasks
-from agentrl.verifiers.admission import admit
-from agentrl.verifiers.hidden_tests import hidden_tests
 
 MBPP = {
     "task_id": 7,
@@ -36,17 +33,6 @@ HUMANEVAL = {
 ROWS = {"mbpp": MBPP, "mbppplus": PLUS, "humaneval": HUMANEVAL}
 
 
-def refused(tasks):
-    async def run():
-        pool = open_pool("process", size=2)
-        try:
-            return await admit(tasks, hidden_tests(), pool)
-        finally:
-            await pool.close()
-
-    return asyncio.run(run())
-
-
 def converted(tmp_path, format, *rows):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -57,7 +43,7 @@ def converted(tmp_path, format, *rows):
 @pytest.mark.parametrize("format", ROWS)
 def test_a_converted_row_is_admitted(tmp_path, format):
     tasks = converted(tmp_path, format, ROWS[format])
-    assert refused(tasks) == {}
+    assert refused(tasks, "process") == {}
     assert tasks[0].artifacts == ("solution.py",)
     assert "solution.py" in tasks[0].instruction
 
@@ -84,7 +70,7 @@ def test_the_example_that_is_shown_is_not_hidden(tmp_path):
 def test_nothing_is_shown_where_the_rest_would_judge_nothing(tmp_path, tests):
     task = converted(tmp_path, "mbpp", MBPP | {"test_list": tests})[0]
     assert [test for test in tests if test in task.instruction] == []
-    assert refused([task]) == {}
+    assert refused([task], "process") == {}
 
 
 def test_a_module_that_the_tests_take_for_granted_is_imported(tmp_path):
@@ -131,4 +117,4 @@ def test_the_public_files(tmp_path, data_dir):
         assert [id for id, task in tasks.items() if task.hidden["check"] in task.instruction] == []
         if format == "mbppplus":
             few = [tasks[f"Mbpp/{number}"] for number in (2, 88, 120, 140, 590, 737, 787, 794)]
-            assert sorted(refused(few)) == ["Mbpp/737", "Mbpp/787", "Mbpp/794"]
+            assert sorted(refused(few, "process")) == ["Mbpp/737", "Mbpp/787", "Mbpp/794"]

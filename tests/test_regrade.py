@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import re
 
 import pytest
 from broken_envs import Sound
 from helpers import Echo, last_json, loop_threads, make_task, run_cli, wait_for
+from rich.console import Console
 
+from agentrl import display
 from agentrl.errors import ConfigError
 from agentrl.evaluation.regrade import RegradePlan, regrade
 from agentrl.evaluation.report import write_report
@@ -28,7 +32,9 @@ def lines(path) -> list[dict]:
 def test_a_run_of_what_ships_keeps_its_scores(env_id, policy, bubblewrap, tmp_path):
     evaluate(EvalPlan(factory(env_id), policy, limit=3, samples=2, seed=5, out=tmp_path))
     before = (tmp_path / "episodes.jsonl").read_bytes()
-    result = regrade(RegradePlan(tmp_path))
+    told: list[tuple[int, int]] = []
+    result = regrade(RegradePlan(tmp_path), lambda done, total: told.append((done, total)))
+    assert told == [(done, 6) for done in range(7)]
     assert (result["n_episodes"], result["n_regraded"], result["n_changed"], result["skipped"]) == (6, 6, 0, {})
     assert result["mean_reward"] == dict.fromkeys(("old", "new"), float(policy == "oracle"))
     assert (tmp_path / "episodes.jsonl").read_bytes() == before
@@ -76,11 +82,13 @@ class Shaky(Echo):
     id = "shaky-v0"
     count = 2
     breaks = False
+    takes_s = 0.0
 
     @staticmethod
     async def verifier(submission):
         if Shaky.breaks:
             raise OSError("the judge is out")
+        await asyncio.sleep(Shaky.takes_s)
         return Score(1.0)
 
 
@@ -94,6 +102,24 @@ def test_a_broken_verifier_is_no_number_and_failed_episodes_are_left_out(tmp_pat
     evaluate(EvalPlan(Shaky, "oracle", out=tmp_path / "bad"))  # each was tried twice
     monkeypatch.setattr(Shaky, "breaks", False)
     assert regrade(RegradePlan(tmp_path / "bad"))["skipped"] == {"failed (verifier_error)": 4}
+
+
+def test_a_verifier_has_the_time_that_its_environment_gives_it(tmp_path, monkeypatch):
+    register(Shaky)
+    evaluate(EvalPlan(Shaky, "oracle", out=tmp_path))
+    monkeypatch.setattr(Shaky, "takes_s", 60.0)
+    monkeypatch.setattr(Shaky, "verifier_s", 0.05)
+    assert regrade(RegradePlan(tmp_path))["n_no_verdict"] == 2
+    assert "within 0.05 s" in lines(tmp_path / "regrade.jsonl")[0]["new"]["why"]
+
+
+def test_the_bar_counts_and_takes_a_label_as_it_is(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(display, "console", Console(file=shown, force_terminal=True, width=120))
+    with display.count_bar("regrade runs/[/x]") as progress:
+        progress(0, 2)
+        progress(2, 2)
+    assert "regrade runs/[/x]" in shown.getvalue() and "2/2" in shown.getvalue()
 
 
 def test_the_command(tmp_path):

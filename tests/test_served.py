@@ -11,8 +11,10 @@ import pytest
 from chat_server import Answer, chat_server, completion, failure
 from helpers import Echo, make_task, play_one, run_cli
 
+from agentrl import served
 from agentrl.aio import LoopThread
 from agentrl.errors import ConfigError, EngineError, UserError
+from agentrl.evaluation.audit import AuditPlan, audit
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records import read_episodes
 from agentrl.served import Prices, ServedPolicy, request_messages
@@ -291,6 +293,20 @@ def test_one_policy_serves_several_event_loops_at_the_same_time():
             assert other.run(ask()) == asyncio.run(ask_and_close()) == other.run(ask_and_close()) == "yes"
         finally:
             other.close()
+
+
+@pytest.mark.parametrize("command", ["eval", "audit"])
+def test_a_command_closes_its_connections(command, monkeypatch):
+    made: list = []
+    client = served._client_class()
+    monkeypatch.setattr(served, "_client_class", lambda: lambda **given: made.append(client(**given)) or made[-1])
+    with chat_server(completion("yes")) as server:
+        name = f"openai:m@{server.url}"
+        if command == "eval":
+            evaluate(EvalPlan(Echo, name, limit=2, sandbox="process"))
+        else:
+            audit(AuditPlan(Echo, tasks=2, sandbox="process", policy=name))
+    assert len(server.requests) >= 2 and made and all(each.is_closed() for each in made)
 
 
 def test_a_count_that_no_server_can_mean_is_no_answer():

@@ -9,11 +9,11 @@ import re
 import time
 
 import pytest
-from conftest import require
+from helpers import refused
 
 from agentrl.convert import mbppplus
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.sandboxes import SandboxLimits, open_pool
+from agentrl.sandboxes import open_pool
 from agentrl.types import Score, Task
 from agentrl.verifiers.admission import admit, admit_task, check_task
 from agentrl.verifiers.hidden_tests import hidden_tests
@@ -133,23 +133,14 @@ def test_a_lost_sandbox_says_nothing_about_a_task():
 
 
 @pytest.mark.long
-def test_all_of_mbpp_plus(data_dir):
-    require("bubblewrap")
+def test_all_of_mbpp_plus(data_dir, bubblewrap):
     packed = (data_dir / "code" / "MbppPlus-OriginFmt.jsonl.gz").read_bytes()
     tasks = [mbppplus(json.loads(line)) for line in gzip.decompress(packed).splitlines()]
-
-    async def run():
-        pool = open_pool("bubblewrap", size=3, limits=SandboxLimits(memory_mb=4096))
-        try:
-            return await admit(tasks, hidden_tests(), pool)
-        finally:
-            await pool.close()
-
     began = time.monotonic()
-    refused = asyncio.run(run())
+    found = refused(tasks)
     print(f"{len(tasks)} tasks in {time.monotonic() - began:.0f} s")
-    assert refused.keys() == {"Mbpp/737", "Mbpp/787", "Mbpp/794"}, refused
-    assert all("stub" in why for why in refused.values())
+    assert found.keys() == {"Mbpp/737", "Mbpp/787", "Mbpp/794"}, found
+    assert all("stub" in why for why in found.values())
 
 
 def test_untrusted_references_run_nowhere_without_a_boundary(tmp_path):

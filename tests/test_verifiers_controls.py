@@ -8,14 +8,13 @@ import json
 import random
 
 import pytest
-from conftest import require
+from helpers import refused
 from weak_verifiers import HONEST, sample_task
 
 from agentrl.errors import TaskError
-from agentrl.sandboxes import SandboxLimits, open_pool
+from agentrl.sandboxes import open_pool
 from agentrl.types import EndReason, Task
 from agentrl.verifiers import hidden_tests as judging
-from agentrl.verifiers.admission import admit
 from agentrl.verifiers.attacks import attacks_for
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.controls import MOST_COPIES, SURE, Copies
@@ -248,19 +247,6 @@ def mbpp_as_tests(row: dict, asserts: list[str]) -> Task:
     return task_of(text, row["code"]).model_copy(update={"id": f"Mbpp/{row['task_id']}"})
 
 
-def refused(tasks: list[Task]) -> dict[str, str]:
-    require("bubblewrap")
-
-    async def run():
-        pool = open_pool("bubblewrap", size=3, limits=SandboxLimits(memory_mb=4096))
-        try:
-            return await admit(tasks, hidden_tests(), pool)
-        finally:
-            await pool.close()
-
-    return asyncio.run(run())
-
-
 @pytest.fixture(scope="session")
 def conflicting(data_dir) -> list[dict]:
     text = (data_dir / "safety" / "mbpp_conflicting_tests.jsonl").read_text()
@@ -268,7 +254,7 @@ def conflicting(data_dir) -> list[dict]:
 
 
 @pytest.mark.long
-def test_public_tests_can_be_controlled_and_conflicting_ones_never_pass(conflicting):
+def test_public_tests_can_be_controlled_and_conflicting_ones_never_pass(conflicting, bubblewrap):
     """The references pass the 100 original lists as files that import them, and none of the conflicting lists."""
     originals = refused([mbpp_as_tests(row, row["test_list_original"]) for row in conflicting])
     assert originals == {}

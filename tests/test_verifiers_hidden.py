@@ -3,70 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
-from contextlib import asynccontextmanager
 
 import pytest
-from conftest import require
-from verifier_attacks import HONEST, LASTING, PLAIN, PROC, SPLIT, WRONG
+from verifier_attacks import (
+    CASES,
+    CHECK,
+    FORMS,
+    GENERATE,
+    HONEST,
+    LASTING,
+    PLAIN,
+    PROC,
+    SPLIT,
+    WRONG,
+    run_all,
+    run_one,
+    task_of,
+)
 
-from agentrl.errors import SandboxLost, TaskError, VerifierError
+from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes import open_pool
-from agentrl.sandboxes.base import ExecResult
-from agentrl.types import EndReason, Score, Task
-from agentrl.verifiers.base import Submission, grade
-from agentrl.verifiers.hidden_tests import Evidence, hidden_tests, read_evidence, score
-from agentrl.verifiers.runner.codec import encode
-
-CASES = {"entry_point": "f", "cases": [{"args": [x], "expected": x + 1} for x in (1, 4, 7)]}
-CHECK = {
-    "entry_point": "f",
-    "check": "def check(candidate):\n    for x in (1, 4, 7):\n        assert candidate(x) == x + 1\n",
-}
-TESTS = {
-    "tests": {
-        "test_f.py": "from solution import f\n\n"
-        "def test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(4) == 5\n"
-    }
-}
-GENERATE = {"entry_point": "f", "generate": "def generate(rng):\n    return (rng.randrange(1, 1000),)\n", "draws": 4}
-FORMS = {"cases": CASES, "generate": GENERATE, "check": CHECK, "tests": TESTS}
-
-
-def task_of(hidden: dict, oracle: str = HONEST) -> Task:
-    return Task(id="plus-one", instruction="Add one.", hidden=hidden, oracle={"files": {"solution.py": oracle}})
-
-
-verifier_of = functools.cache(hidden_tests)
-PATIENT = {"call_s": 20.0, "wall_s": 60.0}  # honest work is in no hurry, however slow and busy the machine
-
-
-def judge(pool: object, task: Task, code: str, **settings: float) -> Coroutine[object, object, Score]:
-    verifier = verifier_of(**(PATIENT | settings))
-    files = {"solution.py": code.encode()}
-    return verifier(Submission(task, (), EndReason.SUBMITTED, files, pool))
-
-
-def run_all(backend: str, task: Task, codes: dict[str, str], **settings: float) -> dict[str, Score]:
-    """Judge several candidates in one pool."""
-    if backend == "bubblewrap":
-        require("bubblewrap")
-
-    async def run() -> list[Score]:
-        pool = open_pool(backend, size=2)
-        try:
-            limits = [PATIENT if name == "honest" else settings for name in codes]
-            jobs = zip(codes.values(), limits, strict=True)
-            return await asyncio.gather(*(judge(pool, task, code, **each) for code, each in jobs))
-        finally:
-            await pool.close()
-
-    return dict(zip(codes, asyncio.run(run()), strict=True))
-
-
-def run_one(task: Task, code: str, **settings: float) -> Score:
-    return run_all("process", task, {"it": code}, **settings)["it"]
+from agentrl.types import EndReason, Score
+from agentrl.verifiers.base import Submission
+from agentrl.verifiers.hidden_tests import hidden_tests
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "process"])
@@ -248,80 +207,6 @@ def test_no_pool_and_no_interpreter_are_no_number():
         asyncio.run(hidden_tests()(submission))
     with pytest.raises(VerifierError, match="no evidence"):
         run_one(task_of(CASES), HONEST, python="/usr/bin/nosuchpython")
-
-
-class FakePool:
-    """Lends a sandbox whose command does what the test says."""
-
-    backend = None
-
-    def __init__(self, behave: Callable[[bytes], bytes]) -> None:
-        self.behave = behave
-        self.leases = 0
-
-    @asynccontextmanager
-    async def lease(self, role, **asked):
-        assert role == "grader"
-        self.leases += 1
-        yield self
-
-    async def put(self, files):
-        assert list(files) == ["solution.py"]
-
-    async def exec(self, argv, *, stdin, timeout_s):
-        return ExecResult(0, None, self.behave(stdin), b"", False, 0, 0.0)
-
-
-def lost(stdin: bytes) -> bytes:
-    raise SandboxLost("gone")
-
-
-def test_a_lost_sandbox_keeps_its_name():
-    with pytest.raises(SandboxLost):
-        asyncio.run(judge(FakePool(lost), task_of(CASES), HONEST))
-    submission = Submission(task_of(CASES), (), EndReason.SUBMITTED, {"solution.py": b""}, FakePool(lost))
-    with pytest.raises(SandboxLost):
-        asyncio.run(grade(hidden_tests(), submission))
-
-
-@pytest.mark.parametrize("output", [b"", b"1 passed", b"\0" * 16 + encode({"outcomes": "ppp"})])
-def test_silence_and_forgery_are_no_evidence(output):
-    pool = FakePool(lambda stdin: output)
-    with pytest.raises(VerifierError, match="no evidence"):
-        asyncio.run(judge(pool, task_of(CASES), HONEST))
-    assert pool.leases == 3
-
-
-def test_evidence_counts_only_whole_well_formed_and_with_its_nonce():
-    nonce = b"n" * 16
-    good = {"outcomes": "pp", "fact": "", "broken": "", "calls": 2, "survived": False}
-    assert read_evidence(nonce + encode(good), nonce, 2) == Evidence("pp", calls=2)
-    bad = [
-        b"m" * 16 + encode(good),
-        nonce + encode(good) + b"N",
-        b" " + nonce + encode(good),
-        nonce + encode(good | {"outcomes": "p"}),
-        nonce + encode(good | {"outcomes": "p!"}),
-        nonce + encode(good | {"calls": True}),
-        nonce + encode(good | {"more": 1}),
-        nonce + encode(list(good)),
-    ]
-    assert [read_evidence(message, nonce, 2) for message in bad] == [None] * len(bad)
-
-
-@pytest.mark.parametrize(
-    "evidence",
-    [
-        Evidence("pp", calls=0),
-        Evidence("pp", fact="time_limit", calls=2),
-        Evidence("pp", survived=True, calls=2),
-        Evidence("p-", calls=1),
-        Evidence("--", fact="silenced"),
-    ],
-)
-def test_passed_is_only_what_is_positively_known(evidence):
-    assert score(evidence).value == 0.0
-    assert score(Evidence("pp", calls=2)).value == 1.0
 
 
 def test_time_limits_must_make_sense():

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from helpers import process, wait_for
 
-pytest.importorskip("math_verify", reason="math-verify is not installed: pip install 'agentrl[math]'")
-
 from agentrl.errors import ConfigError, TaskError, VerifierError
 from agentrl.types import EndReason, Message, Task
 from agentrl.verifiers import math as library

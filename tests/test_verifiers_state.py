@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError, TaskError, VerifierError
 from agentrl.sandboxes import open_pool
 from agentrl.types import EndReason, Task
+from agentrl.verifiers import state
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.rows import Rules, Tolerance, differences
 from agentrl.verifiers.state import file_state, json_state, judge_files, sqlite_state
@@ -184,6 +186,33 @@ def test_json_state():
     for odd in ([], {"t": 1}, {"t": [1]}, None):
         assert json_score(odd).value == 0.0
     assert run(json_state(), {"state": "s.json", "tables": {}}, {}, declared=["s.json"]).value == 0.0
+
+
+@pytest.mark.parametrize("kind", ["json", "sqlite"])
+def test_the_event_loop_goes_on_while_tables_are_compared(kind, monkeypatch, bubblewrap):
+    """The comparison waits for something that the loop has yet to do: on the loop itself it would wait in vain."""
+    seen: list[bool] = []
+
+    async def grade():
+        loop, went_on = asyncio.get_running_loop(), threading.Event()
+
+        def slow(*args):
+            loop.call_soon_threadsafe(went_on.set)
+            seen.append(went_on.wait(timeout=20))
+            return differences(*args)
+
+        monkeypatch.setattr(state, "differences", slow)
+        if kind == "json":
+            hidden = {"state": "s.json", "tables": {"t": []}}
+            return await judge(json_state(), hidden, {"s.json": b'{"t": []}'})
+        pool = open_pool("bubblewrap", size=1)
+        try:
+            hidden = {"database": "a.db", "tables": {}}
+            return await judge(sqlite_state(), hidden, {"a.db": b""}, pool=pool)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(grade()).value == 1.0 and seen == [True]
 
 
 def test_a_row_nested_deeply_is_only_wrong():

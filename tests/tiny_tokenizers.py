@@ -1,10 +1,16 @@
-"""Tiny byte-level BPE tokenizers with chat templates of the shapes that are in use; all written for these tests."""
+"""Tiny byte-level BPE tokenizers with chat templates of the shapes that are in use; all written for these tests.
+
+And a conversation that is held in all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+
+from agentrl.chat import Chat
+from agentrl.types import Message, ToolCall, ToolSpec
 
 _CORPUS = [
     "hello world, the tool result is 42 and the answer is four",
@@ -261,3 +267,22 @@ def tiny(shape: str) -> Any:
     tokenizer = build(template, special, roles)
     tokenizer.name_or_path = f"tiny-{shape}"
     return tokenizer
+
+
+# What is said in the tests of chats.
+
+TOOLS = [ToolSpec("search", "Find it.", {"type": "object", "properties": {"query": {"type": "string"}}})]
+CALL = ToolCall("search", {"query": "hello"})
+ASK = Message.assistant("I will ask.", CALL)
+RESULT = Message.tool("the answer is 42", CALL)
+TASK = [Message.system("Be brief."), Message.user("What is it?")]
+EPISODE = [*TASK, ASK, RESULT, Message.assistant("", CALL, CALL), RESULT, RESULT, Message.assistant("four")]
+TALK = [*EPISODE, Message.user("Sure?"), Message.assistant("yes")]
+
+
+def chat_of(shape: str, parser: str = "hermes", mode: str = "keep") -> Chat:
+    return Chat(tiny(shape), parser, mode)
+
+
+def text_of(chat: Chat, ids: Sequence[int]) -> str:
+    return chat.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,4 +1,19 @@
-"""Candidates that try to pass `f(x) == x + 1` without being it; shared by the tests of the hidden-test verifier."""
+"""Candidates that try to pass `f(x) == x + 1` without being it, and how they are judged; shared by the tests of the
+hidden-test verifier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Coroutine
+
+from conftest import require
+
+from agentrl.sandboxes import open_pool
+from agentrl.types import EndReason, Score, Task
+from agentrl.verifiers.base import Submission
+from agentrl.verifiers.hidden_tests import hidden_tests
 
 HONEST = "def f(x):\n    return x + 1\n"
 WRONG = "def f(x):\n    return x\n"
@@ -149,3 +164,53 @@ PROC = {
     "kills everything": "import os\nos.kill(-1, 9)\ndef f(x):\n    return x\n",
     "stops the judge": "import os\nos.kill(os.getppid(), 19)\ndef f(x):\n    return x\n",
 }
+
+
+CASES = {"entry_point": "f", "cases": [{"args": [x], "expected": x + 1} for x in (1, 4, 7)]}
+CHECK = {
+    "entry_point": "f",
+    "check": "def check(candidate):\n    for x in (1, 4, 7):\n        assert candidate(x) == x + 1\n",
+}
+TESTS = {
+    "tests": {
+        "test_f.py": "from solution import f\n\n"
+        "def test_one():\n    assert f(1) == 2\n\ndef test_two():\n    assert f(4) == 5\n"
+    }
+}
+GENERATE = {"entry_point": "f", "generate": "def generate(rng):\n    return (rng.randrange(1, 1000),)\n", "draws": 4}
+FORMS = {"cases": CASES, "generate": GENERATE, "check": CHECK, "tests": TESTS}
+
+
+def task_of(hidden: dict, oracle: str = HONEST) -> Task:
+    return Task(id="plus-one", instruction="Add one.", hidden=hidden, oracle={"files": {"solution.py": oracle}})
+
+
+verifier_of = functools.cache(hidden_tests)
+PATIENT = {"call_s": 20.0, "wall_s": 60.0}  # honest work is in no hurry, however slow and busy the machine
+
+
+def judge(pool: object, task: Task, code: str, **settings: float) -> Coroutine[object, object, Score]:
+    verifier = verifier_of(**(PATIENT | settings))
+    files = {"solution.py": code.encode()}
+    return verifier(Submission(task, (), EndReason.SUBMITTED, files, pool))
+
+
+def run_all(backend: str, task: Task, codes: dict[str, str], **settings: float) -> dict[str, Score]:
+    """Judge several candidates in one pool."""
+    if backend == "bubblewrap":
+        require("bubblewrap")
+
+    async def run() -> list[Score]:
+        pool = open_pool(backend, size=2)
+        try:
+            limits = [PATIENT if name == "honest" else settings for name in codes]
+            jobs = zip(codes.values(), limits, strict=True)
+            return await asyncio.gather(*(judge(pool, task, code, **each) for code, each in jobs))
+        finally:
+            await pool.close()
+
+    return dict(zip(codes, asyncio.run(run()), strict=True))
+
+
+def run_one(task: Task, code: str, **settings: float) -> Score:
+    return run_all("process", task, {"it": code}, **settings)["it"]

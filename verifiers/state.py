@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
+from agentrl.aio import run_in_thread
 from agentrl.errors import TaskError, VerifierError
 from agentrl.types import Json, Score, Task, literal
 from agentrl.verifiers.base import Submission
@@ -76,15 +77,19 @@ def json_state(*, rtol: float = 0.0, atol: float = 0.0) -> StateVerifier:
         path = _path(submission.task, "state")
         if path not in submission.artifacts:
             return Score(0.0, {}, f"the artifact {path} is missing")
-        try:
-            found = json.loads(submission.artifacts[path])
-            if not _are_tables(found):
-                return Score(0.0, {}, f"{path} does not map table names to lists of rows")
-            return judge_tables(expected, found, rules)
-        except (ValueError, RecursionError):
-            return Score(0.0, {}, f"{path} is no readable JSON")
+        return await run_in_thread(partial(_judge_json, path, submission.artifacts[path], expected, rules))
 
     return verify
+
+
+def _judge_json(path: str, content: bytes, expected: Tables, rules: Rules) -> Score:
+    try:
+        found = json.loads(content)
+        if not _are_tables(found):
+            return Score(0.0, {}, f"{path} does not map table names to lists of rows")
+        return judge_tables(expected, found, rules)
+    except (ValueError, RecursionError):
+        return Score(0.0, {}, f"{path} is no readable JSON")
 
 
 def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) -> StateVerifier:
@@ -121,7 +126,7 @@ def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) 
             )
         if found is None or "error" in found:
             return Score(0.0, {}, f"{path} cannot be read: {found['error'] if found else 'the reader ended or hung'}")
-        return judge_tables(expected, found["tables"], rules, found["others"])
+        return await run_in_thread(partial(judge_tables, expected, found["tables"], rules, found["others"]))
 
     return verify
 

@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,10 +60,19 @@ class _Stream(NamedTuple):
     run_seed: int
 
 
-def regrade(plan: RegradePlan, progress: Callable[[int], None] = lambda total: None) -> dict[str, Any]:
+class _Work(NamedTuple):
+    """What is graded: an episode, its task with the hidden part, and the seed of its run."""
+
+    episode: Episode
+    task: Task
+    seed: int
+
+
+def regrade(plan: RegradePlan, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """Grade every finished episode of a run once more and write old and new scores to `regrade.jsonl` in its folder.
 
-    A file of an earlier time is kept: the next is `regrade-2.jsonl`. `progress` is told how many episodes there are.
+    A file of an earlier time is kept: the next is `regrade-2.jsonl`. `progress` is told how many episodes are graded,
+    and of how many, at the start and after each.
 
     Returns:
         Counts (`n_episodes`, `n_regraded`, `n_changed`, `n_no_verdict`, `skipped` by reason), `mean_reward` before and
@@ -85,11 +94,11 @@ def regrade(plan: RegradePlan, progress: Callable[[int], None] = lambda total: N
     found = _find_tasks(make(), episodes, _streams(config, episodes))
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]
-    progress(len(due))
     pool = make().open_pool(plan.sandbox)
     rollouts = Rollouts(Setting(make, noop(), pool))
     try:
-        scores = rollouts.run(_grade_all(make(), [(episode, *found[episode.task.id]) for episode in due], pool))
+        works = [_Work(episode, *found[episode.task.id]) for episode in due]
+        scores = rollouts.run(_grade_all(make(), works, pool, progress))
     finally:
         rollouts.close()
     rows = [_row(episode, score) for episode, score in zip(due, scores, strict=True)]
@@ -163,28 +172,37 @@ def _skipped(episode: Episode, found: Mapping[str, tuple[Task, int]]) -> str:
     return "" if found[episode.task.id][0].view() == episode.task else "its task has changed"
 
 
-async def _grade_all(env: ToolEnv, due: Iterable[tuple[Episode, Task, int]], pool: SandboxPool) -> list[Score]:
+async def _grade_all(
+    env: ToolEnv, works: Sequence[_Work], pool: SandboxPool, progress: Callable[[int, int], None]
+) -> list[Score]:
     room = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
+    done = itertools.count(1)
+    progress(0, len(works))
 
-    async def one(episode: Episode, task: Task, seed: int) -> Score:
-        key = episode.key
-        grading = derive_seed(seed, key.task, key.step, key.sample, "grade")
+    async def one(work: _Work) -> Score:
         async with room:
-            try:
-                handed_in = Submission(
-                    task,
-                    episode.messages,
-                    episode.end,
-                    episode.artifacts,
-                    pool,
-                    grading,
-                    untrusted=env.untrusted,
-                )
-                return await grade(env.verifier, handed_in)
-            except InfraError as error:
-                return Score.failed(f"{type(error).__name__}: {error}")
+            score = await _grade(env, work, pool)
+        progress(next(done), len(works))
+        return score
 
-    return await asyncio.gather(*(one(*each) for each in due))
+    return await asyncio.gather(*map(one, works))
+
+
+async def _grade(env: ToolEnv, work: _Work, pool: SandboxPool) -> Score:
+    episode, key = work.episode, work.episode.key
+    submission = Submission(
+        work.task,
+        episode.messages,
+        episode.end,
+        episode.artifacts,
+        pool,
+        derive_seed(work.seed, key.task, key.step, key.sample, "grade"),
+        untrusted=env.untrusted,
+    )
+    try:
+        return await grade(env.verifier, submission, env.verifier_s)
+    except InfraError as error:
+        return Score.failed(f"{type(error).__name__}: {error}")
 
 
 def _row(episode: Episode, score: Score) -> dict[str, Any]:

@@ -106,10 +106,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         setting = Setting(plan.make, policy, pool, run, plan.seed)
         rollouts = Rollouts(setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished)
         parts.callback(rollouts.close)
-        if isinstance(policy, TokenPolicy):
-            parts.callback(lambda: rollouts.run(policy.engine.close()))
-        if isinstance(policy, ServedPolicy):
-            parts.callback(lambda: rollouts.run(policy.close()))
+        parts.callback(lambda: rollouts.run(close_policy(policy)))
         refused = rollouts.run(_refused(env, tasks, pool))
         admitted = [task for task in tasks if task.id not in refused]
         if not admitted:
@@ -169,6 +166,14 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
     if kind == "vllm":
         raise ConfigError(f"--policy {plan.policy!r}: {kind} policies are not part of this version: use {POLICIES}")
     raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
+
+
+async def close_policy(policy: Policy) -> None:
+    """End the engine's thread or the connections of a policy of `open_policy`, on the loop where it played."""
+    if isinstance(policy, TokenPolicy):
+        await policy.engine.close()
+    elif isinstance(policy, ServedPolicy):
+        await policy.close()
 
 
 def _served_policy(address: str, plan: EvalPlan) -> Policy:
@@ -252,4 +257,4 @@ def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
     return list(last.values())
 
 
-__all__ = ["POLICIES", "EvalPlan", "EvalProgress", "evaluate", "open_policy"]
+__all__ = ["POLICIES", "EvalPlan", "EvalProgress", "close_policy", "evaluate", "open_policy"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,8 @@ from agentrl.evaluation.audit.world import (
     reset_is_complete,
 )
 from agentrl.evaluation.contract import SPLITS
-from agentrl.evaluation.run import EvalPlan, open_policy
-from agentrl.policies import TokenPolicy, noop
+from agentrl.evaluation.run import EvalPlan, close_policy, open_policy
+from agentrl.policies import noop
 from agentrl.records import write_json_atomic
 from agentrl.rollout import Rollouts, Setting
 from agentrl.types import Task
@@ -181,13 +182,12 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     tasks = splits[plan.split][: plan.tasks]
     stage = Stage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
     started = time.monotonic()
-    rollouts = Rollouts(Setting(plan.make, policy or noop(), pool))  # its loop is where the pool lives
-    try:
+    with ExitStack() as parts:
+        player = policy or noop()
+        rollouts = Rollouts(Setting(plan.make, player, pool))  # its loop is where the pool lives
+        parts.callback(rollouts.close)
+        parts.callback(lambda: rollouts.run(close_policy(player)))
         rows = rollouts.run(_rows(stage, progress))
-    finally:
-        if isinstance(policy, TokenPolicy):
-            rollouts.run(policy.engine.close())
-        rollouts.close()
     result = {
         "env": env.id,
         "split": plan.split,

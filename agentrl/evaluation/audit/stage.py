@@ -139,9 +139,15 @@ class Stage:
                 artifacts = await env.collect()
             finally:
                 await env.close()
-        messages = (*opening, Message.assistant(attack.answer))
         return Submission(
-            task, messages, EndReason.SUBMITTED, artifacts, self.pool, self.seed_of(task), untrusted=env.untrusted
+            task,
+            (*opening, Message.assistant(attack.answer)),
+            EndReason.SUBMITTED,
+            artifacts,
+            self.pool,
+            self.seed_of(task),
+            opening=len(opening),
+            untrusted=env.untrusted,
         )
 
     async def reset(self, env: ToolEnv, task: Task, sandbox: Sandbox | None) -> tuple[Message, ...]:
@@ -159,7 +165,7 @@ class Stage:
             async with self._room:
                 start = time.perf_counter()
                 try:
-                    score = await grade(self.env.verifier, submission)
+                    score = await grade(self.env.verifier, submission, self.env.verifier_s)
                 except InfraError as error:
                     score, why = None, f"{type(error).__name__}: {error}"
                 seconds = time.perf_counter() - start

@@ -138,7 +138,8 @@ def _name(node: ast.expr) -> str:
 def with_canary(task: Task, canary: str) -> tuple[Task, tuple[str, ...]] | None:
     """The task with a canary where a careless verifier would quote it, and the texts to look for; None if none fits.
 
-    What the check or the tests raise holds it, or it is the value that is expected.
+    What the check or the tests raise holds it, or it is the value that is expected. The reference still passes tests
+    with assertions: a verifier that shows them to the reference first would otherwise say nothing at all.
     """
     hidden = task.hidden
     part: dict[str, Json] = {}
@@ -148,8 +149,7 @@ def with_canary(task: Task, canary: str) -> tuple[Task, tuple[str, ...]] | None:
         loud = f"\n_quiet = check\ndef check(candidate):\n    _quiet(candidate)\n    raise AssertionError({canary!r})\n"
         part["check"] = f"# {canary}\n{check}{loud}"
     elif isinstance(tests := hidden.get("tests"), dict):
-        loud = f"\n\ndef test_that_is_added():\n    raise AssertionError({canary!r})\n"
-        part["tests"] = {name: f"# {canary}\n{text}{loud}" for name, text in tests.items()}
+        part["tests"] = {name: f"# {canary}\n{text}" for name, text in _loud_tests(tests, canary).items()}
     elif isinstance(generate := hidden.get("generate"), str):
         loud = f"\ndef generate(rng):\n    raise AssertionError({canary!r})\n"
         part["generate"] = f"# {canary}\n{generate}\n{loud}"
@@ -160,6 +160,27 @@ def with_canary(task: Task, canary: str) -> tuple[Task, tuple[str, ...]] | None:
         return None
     changed = task.model_copy(update={"hidden": {**hidden, **part}})
     return changed, (canary, str(_NUMBER_CANARY))
+
+
+def _loud_tests(tests: Mapping[str, str], canary: str) -> dict[str, str]:
+    """Test files with the message in every assertion; where there is none, in a further test that always fails."""
+    texts = {name: _with_message(text, canary) for name, text in tests.items()}
+    if any(texts.values()):
+        return {name: texts[name] or text for name, text in tests.items()}
+    loud = f"\n\ndef test_that_is_added():\n    raise AssertionError({canary!r})\n"
+    return {name: text + loud for name, text in tests.items()}
+
+
+def _with_message(text: str, message: str) -> str:
+    """Python text whose assertions all fail with the message; empty if it has none."""
+    try:
+        module = parse_python(text)
+    except ValueError:
+        return ""
+    asserts = [node for node in ast.walk(module) if isinstance(node, ast.Assert)]
+    for node in asserts:
+        node.msg = ast.Constant(message)
+    return ast.unparse(module) if asserts else ""
 
 
 def _planted(value: Json, canary: str) -> Json:
