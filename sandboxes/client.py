@@ -17,6 +17,7 @@ from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
 _CHUNK = 1 << 18
 _SEND_BYTES = 1 << 20  # what the kernel takes at once, if it lets us: each round of a large put costs a wake-up
 _TEXT = 300
+_ENDED = "the supervisor ended"
 
 
 class Peer(Protocol):
@@ -128,7 +129,7 @@ class Wire:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                self.lose(f"cannot write to the supervisor: {error}")
+                self._lose_by(error)
                 return
             if sent == len(data):
                 return
@@ -142,10 +143,15 @@ class Wire:
         except BlockingIOError:
             return
         except OSError as error:
-            self.lose(f"cannot write to the supervisor: {error}")
+            self._lose_by(error)
             return
         if not self._unsent:
             self.loop.remove_writer(self._fd)
+
+    def _lose_by(self, error: OSError) -> None:
+        """One that ended is told as such, whether a read or a write meets it first."""
+        ended = isinstance(error, ConnectionError)
+        self.lose(_ENDED if ended else f"cannot write to the supervisor: {error}")
 
     def _readable(self) -> None:
         try:
@@ -155,7 +161,7 @@ class Wire:
         except ConnectionError:
             data = b""
         if not data:
-            self.lose("the supervisor ended")
+            self.lose(_ENDED)
             return
         try:
             self._decoder.feed(self.peer.unwrap(data))

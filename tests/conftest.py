@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import time
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import EARLIER, children, loop_threads, wait_for
+from hypothesis import HealthCheck, settings
 
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 
 REPO = Path(__file__).resolve().parent.parent
 REQUIRED = {part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()}
+# No test is about how long one example takes, and a busy machine takes its time. Else as hypothesis has it, CI's too.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background, and all below it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _CHECKS = {"bubblewrap": bubblewrap_missing, "docker": docker_missing}
 
 
@@ -24,6 +36,30 @@ def require(part: str) -> None:
         if part in REQUIRED:
             pytest.fail(problem)
         pytest.skip(problem)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
+    """What a failed test left open is closed now, without a word: later it would warn, and fail another test."""
+    report = yield
+    if call.excinfo is not None and not item.config.option.usepdb:
+        error: BaseException | None = call.excinfo.value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while error is not None:  # the frames of the traceback hold all that the test had
+                traceback.clear_frames(error.__traceback__)
+                error.__traceback__ = None
+                error = error.__cause__ or error.__context__
+            call.excinfo = sys.last_traceback = None
+            gc.collect()
+    return report
+
+
+@pytest.fixture(autouse=True)
+def earlier_threads() -> None:
+    """Remember what runs before a test."""
+    EARLIER.clear()
+    EARLIER.update(threading.enumerate())
 
 
 @pytest.fixture
@@ -51,14 +87,9 @@ def world() -> Iterator[SimpleNamespace]:
 @pytest.fixture
 def nothing_is_left() -> Iterator[None]:
     """The test leaves no process and no loop behind."""
-    from helpers import children, loop_threads
-
     before = children()
     yield
-    deadline = time.monotonic() + 5
-    while (children() - before) or loop_threads():
-        assert time.monotonic() < deadline, (children() - before, loop_threads())
-        time.sleep(0.02)
+    wait_for(lambda: not (children() - before or loop_threads()))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -184,7 +184,7 @@ def refused(tasks: Sequence[Task], sandbox: str = "bubblewrap") -> dict[str, str
     return asyncio.run(run())
 
 
-def run_cli(*arguments: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments: str | Path, timeout: float = 280, **env: str) -> subprocess.CompletedProcess[str]:
     """The real command line in a process of its own."""
     words = [sys.executable, "-m", "agentrl.cli", *map(str, arguments)]
     return subprocess.run(
@@ -197,28 +197,57 @@ def last_json(text: str):
 
 
 def children() -> set[int]:
-    """Processes below this one."""
-    below, found = {os.getpid()}, set()
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-    while below:
-        below = {pid for pid, parent in parents.items() if parent in below} - found
-        found |= below
-    return found
+    """Processes below this one, with those that it has not collected."""
+    return below([os.getpid()], dead=True) - {os.getpid()}
+
+
+EARLIER: set[threading.Thread] = set()
+"""Threads from before the current test; conftest fills it, so that what a failed test left fails no other one."""
 
 
 def loop_threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("agentrl-loop", "agentrl-samp"))}
+    """Names of the event loops' and engines' threads that the current test has started."""
+    ours = ("agentrl-loop", "agentrl-samp")
+    return {thread.name for thread in set(threading.enumerate()) - EARLIER if thread.name.startswith(ours)}
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Fail unless the condition comes true in time."""
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Fail unless the condition ever comes true; so much time is for slow, cold and busy machines, and no measure."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+@contextmanager
+def process(*words: str | Path, **options) -> Iterator[subprocess.Popen]:
+    """A process in the checkout whose standard output is read; killed at the end, and its pipes closed."""
+    started = subprocess.Popen(words, cwd=REPO, stdout=subprocess.PIPE, **options)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+        for pipe in filter(None, (started.stdout, started.stderr)):
+            pipe.close()
+
+
+def parents(dead: bool = False) -> dict[int, int]:
+    """pid -> parent of every process of this machine that lives; with the dead who wait to be collected, if wanted."""
+    table = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if dead or state != "Z":
+            table[int(entry.name)] = int(parent)
+    return table
+
+
+def below(pids: Iterable[int], dead: bool = False) -> set[int]:
+    """Some processes, as far as they are there, with all that descends from them."""
+    table, found = parents(dead), set(pids)
+    while more := {child for child, parent in table.items() if parent in found} - found:
+        found |= more
+    return found & table.keys()

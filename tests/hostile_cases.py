@@ -6,12 +6,10 @@ episode finds nothing of it, and that this machine is untouched, is looked at af
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 from hostile import LIMITS, Case, program
 
 from agentrl.errors import SandboxLost
+from agentrl.sandboxes.contract.room import goes_on
 from agentrl.sandboxes.supervisor.frames import encode
 
 CASES: list[Case] = []
@@ -59,7 +57,6 @@ async def run(box, code: str, timeout_s: float = 20.0, stdin: bytes = b""):
 async def fork_bomb(box):
     done = await run(box, "while True:\n try: os.fork()\n except OSError: pass", timeout_s=1)
     assert done.timed_out
-    assert done.wall_s < 10
     code = r"""
         if os.fork(): os._exit(0)
         os.setsid()
@@ -122,18 +119,16 @@ leaves(
 
 @case("a forged name outlives no timeout")
 async def forged_name(box):
-    pose = "write('/proc/self/comm', ') Z 0 0 ('); time.sleep(1.2); write('late', '')"
-    done = await run(box, f"child(lambda: exec({pose!r}), True); time.sleep(100)", timeout_s=0.5)
+    pose = "write('/proc/self/comm', ') Z 0 0 (')\nwhile not os.path.exists('go'): time.sleep(.05)\nwrite('late', '')"
+    done = await run(box, f"child(lambda: exec({pose!r}), True); time.sleep(100)", timeout_s=1)
     assert done.timed_out
-    await asyncio.sleep(1.3)
-    assert await box.manifest() == []
+    assert not await goes_on(box)
 
 
 @case("a leader that stops itself")
 async def stopped_leader(box):
     done = await run(box, "os.kill(os.getpid(), signal.SIGSTOP)", timeout_s=0.5)
     assert done.timed_out
-    assert done.wall_s < 5
 
 
 leaves(
@@ -252,14 +247,12 @@ async def memory_against_the_supervisor(box):
         pids = [child(hog) for _ in range(12)]
         for pid in pids: os.waitpid(pid, 0)
     """
-    begin = time.monotonic()
     try:
-        await run(box, code)
+        done = await run(box, code)
     except SandboxLost as error:
         assert "memory" in str(error) or "ended" in str(error), error
         raise
-    finally:
-        assert time.monotonic() - begin < 15
+    assert not done.timed_out, done
 
 
 @case("memory in files that have no name", long=True, unbounded=False)
@@ -291,16 +284,18 @@ leaves(
 @case("output flood")
 async def flood(box):
     code = r"""
-        child(lambda: [os.write(2, b'x' * 65536) for _ in iter(int, 1)])
-        while True: os.write(1, b'y' * 65536)
+        pid = child(lambda: [os.write(2, b'x' * 65536) for _ in range(1000)])
+        for _ in range(1000): os.write(1, b'y' * 65536)
+        os.waitpid(pid, 0)
     """
-    done = await run(box, code, timeout_s=0.5)
-    assert done.timed_out
+    done = await run(box, code)
+    assert done.exit_code == 0, done
     assert len(done.stdout) == len(done.stderr) == LIMITS.output_bytes
-    assert done.wall_s < 3
-    left = await run(box, "child(lambda: [os.write(1, b'x' * 65536) for _ in iter(int, 1)], True)")
+    endless = "child(lambda: [os.write(1, b'x' * 65536) for _ in iter(int, 1)], True)"
+    done = await run(box, f"{endless}\nwhile True: os.write(2, b'y' * 65536)", timeout_s=0.5)
+    assert done.timed_out
+    left = await run(box, endless)  # held up by it, the command would meet its time limit
     assert left.exit_code == 0
-    assert left.wall_s < 3
 
 
 @case("forged answers")
@@ -321,8 +316,7 @@ async def forged(box):
 @case("stdin held open")
 async def held_stdin(box):
     done = await run(box, "child(lambda: time.sleep(1000), True)", stdin=b"x" * 1_000_000)
-    assert done.exit_code == 0
-    assert done.wall_s < 2
+    assert done.exit_code == 0  # waited for, it would meet its time limit
 
 
 @case("huge arguments and variables")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
+
+from helpers import wait_for
 
 from agentrl.sandboxes import Allow, DockerBackend, SandboxLimits
 from agentrl.sandboxes.contract.room import python
@@ -52,11 +53,11 @@ TOOLS = """
 import os, socket, struct, urllib.request, urllib.error
 PROXY = (os.environ["http_proxy"].split("/")[2].split(":")[0], 3128)
 def fetch(url, data=None):
-    try: return urllib.request.urlopen(url, data, timeout=10).read().decode()
+    try: return urllib.request.urlopen(url, data, timeout=60).read().decode()
     except urllib.error.HTTPError as error: return f"{error.code} {error.read().decode()}"
     except OSError as error: return f"failed: {error}"
 def tunnel(target, data=b""):
-    sock = socket.create_connection(PROXY, timeout=10)
+    sock = socket.create_connection(PROXY, timeout=60)
     sock.sendall(b"CONNECT %s HTTP/1.1\\r\\n\\r\\n" % target.encode())
     head = sock.recv(1000)
     if b" 200 " not in head.split(b"\\r\\n")[0] or not data: return head.decode()
@@ -103,9 +104,7 @@ def outside_world():
             networking_config=api.create_networking_config({name: api.create_endpoint_config(aliases=aliases)}),
         )["Id"]
         api.start(server)
-        deadline = time.monotonic() + 20
-        while b"ready" not in api.logs(server) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: b"ready" in api.logs(server))
         net = api.inspect_container(server)["NetworkSettings"]["Networks"][name]
         yield SimpleNamespace(network=name, address=net["IPAddress"], gateway=net["Gateway"])
     finally:
@@ -124,7 +123,7 @@ async def opened(world, *hosts, private=("allowed.test",), **options):
         await box.close()
 
 
-async def run(box, code, timeout_s=30.0):
+async def run(box, code, timeout_s=100.0):
     done = await python(box, TOOLS + code, timeout_s=timeout_s)
     assert done.exit_code == 0, done.stderr.decode()
     return done.stdout.decode().splitlines()

@@ -75,7 +75,16 @@ def test_what_ships_can_be_trusted_under_every_attack(env_id, sandbox, request):
     assert result["ok"], [row for row in result["rows"] if row["verdict"] == "broken"]
 
 
-def test_an_attack_that_hangs_is_tried_once_and_a_script_runs_where_the_agent_does(bubblewrap):
+def test_an_attack_that_hangs_is_tried_once_and_a_script_runs_where_the_agent_does(bubblewrap, monkeypatch):
+    timed = Stage.timed_score
+
+    async def on_an_idle_machine(self, submission):  # where what does not hang takes no time to speak of
+        score, seconds = await timed(self, submission)
+        hangs = b"sleep" in submission.artifacts["solution.py"]
+        return score, seconds if hangs else min(seconds, SLOW_S)
+
+    monkeypatch.setattr(Stage, "timed_score", on_an_idle_machine)
+
     def attacks(task):
         yield Probe("hang", {"solution.py": f"import time\ntime.sleep({SLOW_S + 1})\n".encode()})
         text = task.oracle["files"]["solution.py"]

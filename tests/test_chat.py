@@ -368,9 +368,9 @@ def test_an_observation_costs_well_below_a_millisecond() -> None:
     ids = chat.turn_ids(ASK)
     costs = []
     for _ in range(200):
-        start = time.perf_counter()
+        start = time.process_time()
         chat.observation_ids(ASK, ids, [RESULT], TOOLS, "stop")
-        costs.append(time.perf_counter() - start)
+        costs.append(time.process_time() - start)
     assert sorted(costs)[100] < 1e-3
 
 

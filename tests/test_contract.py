@@ -198,7 +198,7 @@ def test_what_new_writes_passes_its_own_test_wherever_it_is_moved(tmp_path):
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         cwd=tmp_path,
         check=False,
     )

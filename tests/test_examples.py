@@ -30,6 +30,6 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     # One thread each: tiny matrices gain nothing from two, and lose much when tests run side by side.
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-W", "error::DeprecationWarning:agentrl", str(REPO / "examples" / name)]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert re.search(PROMISES[name], done.stdout), done.stdout

@@ -11,7 +11,7 @@ import warnings
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
-from helpers import Echo, call, children, make_task
+from helpers import Echo, call, children, make_task, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,8 +31,20 @@ def says(*calls, content: str = "") -> str:
     return FORMATTERS["hermes"](content, calls)
 
 
+OPEN: list[GymEnv] = []
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    """Whatever a test opened is closed, even if it fails."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 def face(env=Echo, sandbox: str = "auto") -> GymEnv:
-    return GymEnv(env, lambda: open_pool(sandbox, size=1))
+    OPEN.append(GymEnv(env, lambda: open_pool(sandbox, size=1)))
+    return OPEN[-1]
 
 
 @pytest.mark.parametrize("env_id", environment_ids())
@@ -66,7 +78,7 @@ def test_ids_are_known_in_any_order_of_imports_and_inside_a_running_loop(bubblew
         "    env.close()\n"
         "asyncio.run(main())\n"
     )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     assert out.stdout.split("\n")[:2] == ["True True True [user]", "(0.0, True, False) False"], out.stderr
     assert out.stderr == ""
 
@@ -214,14 +226,7 @@ def test_a_killed_sandbox_is_an_error_and_no_reward(bubblewrap):
     env.reset(options={"task": TASK})
     assert env.step("yes")[1] == 1.0
     env.close()
-    _wait_for(lambda: children() == before)
-
-
-def _wait_for(condition) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: children() == before)
 
 
 @pytest.mark.parametrize("place", ["verifier", "setup", "on_text", "collect"])
@@ -261,7 +266,7 @@ def test_two_at_once_and_resets_in_the_middle(bubblewrap):
     first.reset(options={"task": TASK})
     assert first.step("yes")[1] == 1.0
     first.close()
-    _wait_for(lambda: children() == before)
+    wait_for(lambda: children() == before)
 
 
 def test_a_tool_of_the_last_episode_cannot_end_the_next_one():

@@ -22,7 +22,7 @@ HEAVY = ("torch", "transformers", "gymnasium", "numpy", "docker", "trl", "datase
 def run_python(code: str, cwd: Path = REPO, **env: str) -> str:
     """Run code in a fresh interpreter and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -60,7 +60,7 @@ def test_a_checkout_without_links_still_imports(tmp_path: Path, remains: str) ->
 @pytest.mark.parametrize("line", [f"import {room}.base" for room in ROOMS] + ["from envs import calc"])
 def test_the_linter_bans_bare_names(line: str) -> None:
     ruff = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--stdin-filename", "agentrl/new.py", "-"]
-    done = subprocess.run(ruff, input=line + "\n", cwd=REPO, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(ruff, input=line + "\n", cwd=REPO, capture_output=True, text=True, timeout=280)
     assert done.returncode == 1 and "TID251" in done.stdout, done.stdout + done.stderr
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 import warnings
 
 import pytest
+from helpers import process, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -297,13 +296,9 @@ with MetricsWriter(sys.argv[1]) as writer:
 
 def test_a_killed_writer_loses_nothing_it_had_written(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with process(sys.executable, "-c", KILLED, path) as writer:
+        assert writer.stdout.readline() == b"ready\n"
+        wait_for(lambda: path.stat().st_size > 100_000)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordWarning)
         with MetricsWriter(path) as writer:
@@ -344,7 +339,7 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_writing_an_episode_is_cheap(tmp_path):
-    """Median over 300 episodes of 300 tokens; the bound is wide because test machines are shared."""
+    """Median over 300 episodes of 300 tokens, in processor time: others may be at work, too."""
     turns = []
     for turn in range(5):
         turns.append(Segment.sampled(range(30), [-(turn + 1) / (token + 3) for token in range(30)], 7, "stop"))
@@ -355,9 +350,9 @@ def test_writing_an_episode_is_cheap(tmp_path):
     seconds = []
     with EpisodeWriter(tmp_path / "e.jsonl") as writer:
         for _ in range(300):
-            begun = time.perf_counter()
+            begun = time.process_time()
             writer.write(episode)
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.process_time() - begun)
     assert sorted(seconds)[150] < 0.001
     print(f"median {sorted(seconds)[150] * 1e3:.3f} ms")
 

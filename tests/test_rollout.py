@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from helpers import (
     says,
     script,
     tasks_of,
+    wait_for,
 )
 
 from agentrl.errors import ConfigError, ContractError, SandboxLost
@@ -40,13 +42,14 @@ class Work(Echo):
     """Runs commands in a sandbox."""
 
     id = "work-v0"
+    limits = Limits(turns=6, tool_calls=6, bad_calls=3, wall_s=1000, tool_s=1000)
     needs_sandbox = True
     artifacts = ("out.txt",)
 
     @tool
     async def run(self, code: str) -> str:
         """Run Python."""
-        result = await self.sandbox.exec(["/usr/bin/python3", "-c", code], timeout_s=30)
+        result = await self.sandbox.exec(["/usr/bin/python3", "-c", code], timeout_s=2000)
         return result.stdout.decode() + result.stderr.decode()
 
     @tool
@@ -198,19 +201,22 @@ def test_a_sandbox_that_is_killed_ends_its_episode_alone(bubblewrap):
 
 
 class Slow(Work):
-    limits = Limits(wall_s=0.5, tool_s=30)
+    """Leaves its artifact at once, so that it is there whenever the time is over."""
+
+    limits = Limits(wall_s=1.5, tool_s=1000)
+
+    async def setup(self):
+        await self.sandbox.put({"out.txt": b"x"})
 
 
-HANG = [says(call("run", code="open('out.txt', 'w').write('x'); import time; time.sleep(60)")), YES]
+HANG = [says(call("run", code="import time; time.sleep(1000)")), YES]  # longer than a test: nobody may wait for it
 
 
 def test_a_wall_limit_within_a_command_is_graded(bubblewrap):
     """The command is ended, the sandbox lives on: its artifacts come out, and the next episode gets it clean."""
     pool = open_pool("bubblewrap", size=1)
-    with rollouts(Slow, script(*HANG), pool=pool, group_size=3) as playing:
-        started = time.monotonic()
+    with rollouts(Slow, script(*HANG), pool=pool, group_size=2) as playing:
         (group,) = playing.gather(tasks_of(1), 0)
-        assert time.monotonic() - started < 8
         for episode in group.episodes:
             assert episode.end is EndReason.WALL_TIME and episode.score.value == 0.0 and episode.truncated
             assert episode.artifacts == {"out.txt": b"x"} and episode.key.attempt == 0
@@ -234,13 +240,9 @@ def test_closing_in_the_middle_leaves_nothing(bubblewrap):
     seen = []
     with rollouts(Work, script(*HANG), pool=open_pool("bubblewrap", size=3), on_episode=seen.append) as playing:
         playing.dispatch(tasks_of(6), 0)
-        deadline = time.monotonic() + 10
-        while len(children()) < 6:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        started = time.monotonic()
+        wait_for(lambda: len(children()) >= 6)
     playing.close()
-    assert playing._thread.is_closed and time.monotonic() - started < 10
+    assert playing._thread.is_closed
     assert seen == []  # what was cut off is no episode, and no failure
 
 
@@ -260,19 +262,16 @@ def test_killing_the_whole_program_leaves_nothing(bubblewrap, tmp_path):
         "from test_rollout import *\n"
         "with rollouts(Work, script(*HANG), pool=open_pool('bubblewrap', size=2)) as playing:\n"
         "    playing.dispatch(tasks_of(2), 0)\n"
-        "    time.sleep(0.7)\n"
+        "    wait_for(lambda: len(children()) >= 4)\n"
         "    print(*children(), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     import subprocess
 
-    out = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    out = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=False)
     pids = [int(word) for word in out.stdout.split()]
-    assert len(pids) >= 2, out.stderr
-    deadline = time.monotonic() + 2
-    while any(_is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert len(pids) >= 4, out.stderr
+    wait_for(lambda: not any(_is_running(pid) for pid in pids))
 
 
 def _is_running(pid: int) -> bool:
@@ -286,7 +285,7 @@ def _is_running(pid: int) -> bool:
 
 
 class Patient(Echo):
-    limits = Limits(wall_s=2.0, tool_s=1.0)
+    limits = Limits(wall_s=60.0, tool_s=30.0)
     pause_s = 0.2
 
     @tool
@@ -296,38 +295,44 @@ class Patient(Echo):
         return "done"
 
 
-def no_episode_minds_an_update(env, episodes: int, update_s: float) -> None:
-    with rollouts(env, script(*[says(call("work"))] * 3, YES), concurrency=episodes) as playing:
-        started = time.monotonic()
+def no_episode_minds_an_update(env, episodes: int) -> None:
+    """All are played while the main thread computes and asks for none of them."""
+    seen, policy = [], script(*[says(call("work"))] * 3, YES)
+    with rollouts(env, policy, concurrency=episodes, on_episode=seen.append) as playing:
         playing.dispatch(tasks_of(episodes), 0)
-        time.sleep(update_s)
+        deadline = time.monotonic() + 120
+        while len(seen) < episodes and time.monotonic() < deadline:
+            sum(range(10_000))
+        assert len(seen) == episodes
         groups = [playing.next() for _ in range(episodes)]
-        assert time.monotonic() - started < update_s + 4 * env.pause_s
     assert {group.episodes[0].end for group in groups} == {EndReason.ANSWERED}
     assert {group.episodes[0].counts.tool_errors for group in groups} == {0}
 
 
 def test_an_update_in_the_main_thread_times_out_no_episode():
-    no_episode_minds_an_update(Patient, 40, 1.0)
+    no_episode_minds_an_update(Patient, 40)
 
 
 @pytest.mark.long
 def test_an_update_of_three_seconds_under_a_hundred_episodes():
     class Full(Patient):
-        limits = Limits(wall_s=6.0, tool_s=2.0)
         pause_s = 1.0
 
-    no_episode_minds_an_update(Full, 100, 3.0)
+    no_episode_minds_an_update(Full, 100)
 
 
 def test_a_thousand_episodes_with_records(tmp_path):
-    """The promise is 0.3 ms of wall time per step; here only that it is the right order, on a busy machine too."""
+    """The promise is 0.3 ms per step; here only the right order, in processor time: others may be at work, too."""
+
+    class Many(Echo):
+        limits = replace(Echo.limits, wall_s=1000)
+
     path, steps = tmp_path / "episodes.jsonl", 5
     policy = script(*[SAY] * (steps - 1), YES)
-    with EpisodeWriter(path) as out, rollouts(Echo, policy, concurrency=1000, on_episode=out.write) as playing:
-        started = time.perf_counter()
+    with EpisodeWriter(path) as out, rollouts(Many, policy, concurrency=1000, on_episode=out.write) as playing:
+        started = time.process_time()
         groups = playing.gather(tasks_of(1000), 0)
-        took = time.perf_counter() - started
+        took = time.process_time() - started
     assert all(group.rewards_G == (1.0,) for group in groups) and len(read_episodes(path)) == 1000
     assert took / (1000 * steps) < 2e-3
 

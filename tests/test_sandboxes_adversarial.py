@@ -164,7 +164,7 @@ ORPHAN = """
 s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a, _ = s.accept()
 c.setblocking(False)
 while attempt(c.send, b'x' * 65536): pass
-c.close(); time.sleep(100)
+c.close(); os.write(done, b'x'); time.sleep(100)
 """
 
 
@@ -177,7 +177,8 @@ def test_connections_of_one_sandbox_cost_no_other_its_reset(backend):
         opener = BACKENDS[backend]()
         one, other = Slot(opener), Slot(opener)
         try:
-            await (await one.ready()).exec(program(f"child(lambda: exec({ORPHAN!r}), True); time.sleep(0.2)"))
+            code = f"ready, done = os.pipe(); child(lambda: exec({ORPHAN!r}), True); os.read(ready, 1)"
+            await (await one.ready()).exec(program(code))
             seen = await (await other.ready()).exec(["grep", "-c", "orphan [1-9]", "/proc/net/sockstat"])
             assert seen.stdout == b"1\n", seen
             assert await other.reset()

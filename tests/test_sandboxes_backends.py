@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers import below, parents, process, wait_for
 
 from agentrl import sandboxes
 from agentrl.errors import ConfigError, SandboxLost
@@ -85,50 +84,20 @@ asyncio.run(main())
 """
 
 
-def children_of(pid, table):
-    """Every process that descends from `pid`, by a table of pid -> parent."""
-    found = {pid}
-    while more := {child for child, parent in table.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def process_table():
-    """Process -> parent of all that lives; a dead one that this machine's process 1 has not yet collected does not."""
-    table = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if fields[0] != "Z":
-            table[int(folder.name)] = int(fields[1])
-    return table
-
-
 @pytest.mark.parametrize("name", ["bubblewrap", "process"])
 def test_nothing_outlives_a_killed_host(name, request):
     if name == "bubblewrap":
         request.getfixturevalue("bubblewrap")
-    host = subprocess.Popen([sys.executable, "-c", HOST, name], cwd=REPO, stdout=subprocess.PIPE, text=True, stderr=-3)
-    try:
+    with process(sys.executable, "-c", HOST, name, text=True, stderr=subprocess.DEVNULL) as host:
         folders = [line.strip() for line in (host.stdout.readline() for _ in range(6)) if line.strip()]
-        deadline = time.monotonic() + 20
-        while len(ours := children_of(host.pid, process_table())) < 12 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(ours) >= 12  # 3 supervisors with 3 sleepers each, at least
-    finally:
-        host.send_signal(signal.SIGKILL)
-        host.wait()
-        host.stdout.close()
-    time.sleep(2)
-    assert not ours & process_table().keys()
+        wait_for(lambda: len(below({host.pid})) > 12)  # 3 supervisors with 3 sleepers each, at least
+        ours = below({host.pid})
+    wait_for(lambda: not ours & parents().keys())
     if (place := cgroup.home()) is not None:
-        cgroup.sweep(place.path)
-        assert not list(place.path.glob(f"agentrl-{host.pid}-*"))
+        wait_for(lambda: cgroup.sweep(place.path) or not list(place.path.glob(f"agentrl-{host.pid}-*")))
     if name == "process":
         assert len(folders) == 3
-        assert not any(os.path.exists(os.path.dirname(folder)) for folder in folders)
+        wait_for(lambda: not any(os.path.exists(os.path.dirname(folder)) for folder in folders))
 
 
 def test_a_role_that_there_is_not_is_refused():

@@ -135,7 +135,7 @@ print(asyncio.run(check_backend(BubblewrapBackend())), cgroup.home())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 def test_bubblewrap_keeps_the_contract_for_an_ordinary_user(bubblewrap):
-    done = subprocess.run([sys.executable, "-c", AS_USER], cwd=REPO, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", AS_USER], cwd=REPO, capture_output=True, text=True, timeout=280)
     assert done.stdout == "[] None\n", done.stderr
 
 

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -160,13 +159,11 @@ def remove_images(api, *tags):
 
 def lose(box, act, match):
     async def main():
-        call = asyncio.ensure_future(box.exec(["sleep", "60"], timeout_s=100))
+        call = asyncio.ensure_future(box.exec(["sleep", "1000"], timeout_s=2000))
         await asyncio.sleep(0.2)
-        begin = time.monotonic()
         await asyncio.to_thread(act)
-        with pytest.raises(SandboxLost, match=match):
+        with pytest.raises(SandboxLost, match=match):  # at once, or never in the time of a test
             await call
-        assert time.monotonic() - begin < 5
 
     return main()
 
@@ -175,13 +172,15 @@ def test_a_killed_container_is_a_lost_sandbox_and_the_pool_goes_on(docker):
     async def main():
         api = first_daemon().api()
         pool = Pool(DockerBackend(), size=1, limits=LIMITS)
-        async with pool.lease("agent") as box:
-            killed = container_of(box.sandbox)
-            await lose(box, lambda: api.kill(killed), "killed from outside")
-        async with pool.lease("agent") as box:
-            assert (await sh(box, "echo new")).stdout == b"new\n"
-        assert pool.counts.replaced == 1
-        await pool.close()
+        try:
+            async with pool.lease("agent") as box:
+                killed = container_of(box.sandbox)
+                await lose(box, lambda: api.kill(killed), "killed from outside")
+            async with pool.lease("agent") as box:
+                assert (await sh(box, "echo new")).stdout == b"new\n"
+            assert pool.counts.replaced == 1
+        finally:
+            await pool.close()
         assert killed not in containers()
 
     asyncio.run(main())
@@ -200,9 +199,9 @@ def test_a_supervisor_without_memory_is_told_as_such(docker):
 
 def test_commands_go_before_the_supervisor_when_memory_runs_out(docker):
     async def body(box):
-        code = "import os, time\nfor n in range(40):\n if not os.fork():\n  x = b'x' * (6 << 20); time.sleep(20)\n"
+        code = "import os, time\nfor n in range(40):\n if not os.fork():\n  x = b'x' * (6 << 20); time.sleep(60)\n"
         for _ in range(3):
-            done = await python(box, code + "time.sleep(1)")
+            done = await python(box, code + "os.wait()")  # for the first to be ended, which is none by itself
             assert done.oom
             await box.reset()
 
@@ -389,4 +388,4 @@ def test_a_container_ends_at_its_deadline(docker):
         with pytest.raises(SandboxLost, match="exit code 1"):
             await box.exec(["sleep", "60"], timeout_s=100)
 
-    inside(body, lifetime_s=6)
+    inside(body, lifetime_s=12)  # which begins before the container does

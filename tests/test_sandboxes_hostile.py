@@ -18,7 +18,7 @@ from hostile_kernel import table
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import BubblewrapBackend, Pool, SandboxLimits
-from agentrl.sandboxes.contract.room import python, sh
+from agentrl.sandboxes.contract.room import PYTHON, python, sh
 
 REPO = Path(__file__).resolve().parent.parent
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, processes=24, open_files=64, output_bytes=4000, file_bytes=10_000)
@@ -52,13 +52,20 @@ def test_limits_hold_and_nothing_is_left(slot, case):
     assert slot.opened <= 1 + len(slot.lost) + LOSSES
 
 
+HELD = """
+import os, time
+ready, done = os.pipe()
+if os.fork(): os.read(ready, 1); os._exit(0)
+{act}
+os.write(done, b"x"); time.sleep(99)
+"""
 LEFT = {
     "tree": "echo 1 > note; setsid sleep 99 &",
     "space": "echo 1 > /tmp/note",
     "processes": "setsid sleep 99 &",
-    "sockets": "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('\\0note'); time.sleep(99)",
-    "locks": "import fcntl, time; f = open('/etc/passwd'); fcntl.flock(f, fcntl.LOCK_SH); time.sleep(99)",
-    "ptys": "import os, time; fds = os.openpty(); time.sleep(99)",
+    "sockets": "import socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0note')",
+    "locks": "import fcntl; f = open('/etc/passwd'); fcntl.flock(f, fcntl.LOCK_SH)",
+    "ptys": "fds = os.openpty()",
     "manifest": "mkdir d",
     "tree./sandbox/tmp": "chmod 700 /sandbox/tmp",
 }
@@ -70,9 +77,9 @@ def test_the_look_at_a_sandbox_sees_what_is_left(slot, kind):
 
     async def body():
         box = await slot.ready()
-        shell = not LEFT[kind].startswith("import")
-        argv = ["sh", "-c", LEFT[kind]] if shell else ["sh", "-c", 'python3 -ISBc "$0" & sleep 0.3', LEFT[kind]]
-        await box.exec(argv)
+        is_held = kind in ("sockets", "locks", "ptys")
+        argv = [*PYTHON, HELD.format(act=LEFT[kind])] if is_held else ["sh", "-c", LEFT[kind]]
+        assert (await box.exec(argv)).exit_code == 0
         found = differences(slot.fresh, await look(box))
         await slot.close()  # by its end, not by a reset
         return found
@@ -180,14 +187,16 @@ def test_limits_hold_for_files_and_descriptors():
 def test_a_killed_supervisor_is_a_lost_sandbox_and_the_pool_goes_on(bubblewrap):
     async def main():
         pool = Pool(BubblewrapBackend(), size=1, limits=LIMITS)
-        with pytest.raises(SandboxLost, match="ended"):
+        try:
+            with pytest.raises(SandboxLost, match="ended"):
+                async with pool.lease("agent") as box:
+                    os.kill(box.sandbox._wire.peer.pid, signal.SIGKILL)
+                    await box.exec(["sleep", "1000"], timeout_s=2000)
             async with pool.lease("agent") as box:
-                os.kill(box.sandbox._wire.peer.pid, signal.SIGKILL)
-                await box.exec(["sleep", "10"])
-        async with pool.lease("agent") as box:
-            assert (await sh(box, "echo new")).stdout == b"new\n"
-        assert (pool.counts.opened, pool.counts.replaced) == (2, 1)
-        await pool.close()
+                assert (await sh(box, "echo new")).stdout == b"new\n"
+            assert (pool.counts.opened, pool.counts.replaced) == (2, 1)
+        finally:
+            await pool.close()
 
     asyncio.run(main())
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import require
+from helpers import below, make_task, parents, process, rollouts, says, wait_for
 from helpers import call as calls
-from helpers import make_task, rollouts, says
 
 from agentrl.env import ToolEnv
 from agentrl.policies import Scripted
@@ -23,10 +21,8 @@ from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, SandboxLim
 from agentrl.tools import tool
 from agentrl.types import EndReason, Limits, Score
 
-REPO = Path(__file__).resolve().parent.parent
 BACKENDS = {"bubblewrap": BubblewrapBackend, "docker": DockerBackend}
 SLOTS = 8
-SETTLED_S = 2.0
 NAMESPACES = ("pid", "net", "ipc", "mnt", "uts", "user", "cgroup")
 HOST = """
 import asyncio, sys
@@ -45,27 +41,6 @@ async def main():
     await asyncio.gather(*(work() for _ in range(8)))
 asyncio.run(main())
 """
-
-
-def parents() -> dict[int, int]:
-    """pid -> parent of every process of this machine that lives: the dead wait for process 1 to collect them."""
-    table = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            table[int(folder.name)] = int(parent)
-    return table
-
-
-def below(pids: set[int]) -> set[int]:
-    """Some processes, with all that descends from them."""
-    table, found = parents(), set(pids)
-    while more := {child for child, parent in table.items() if parent in found} - found:
-        found |= more
-    return found & table.keys()
 
 
 def namespaces(pids: set[int]) -> set[str]:
@@ -110,26 +85,25 @@ def roots(backend: str, pid: int) -> set[int]:
 def test_nothing_is_left_of_a_host_that_is_killed_under_load(backend, kills):
     require(backend)
     chance = random.Random(0)
-    for _ in range(kills):
-        host = subprocess.Popen([sys.executable, "-c", HOST, backend], cwd=REPO, stdout=subprocess.PIPE, text=True)
-        try:
+
+    def kill_one() -> None:
+        with process(sys.executable, "-c", HOST, backend, text=True) as host:
             assert host.stdout.readline() == "warm\n"
             time.sleep(chance.uniform(0.1, 0.8))
             busy = below(roots(backend, host.pid))
             spaces = namespaces(busy)
             others, mounts = set(parents()), mounted(spaces)
-        finally:
-            host.kill()
-            host.wait()
-            host.stdout.close()
         assert len(busy) >= SLOTS
-        assert not spaces or len([name for name in spaces if name.startswith("pid:")]) == SLOTS
-        time.sleep(SETTLED_S)
-        assert not busy & parents().keys()
+        # One that could not be cleaned may just be going, or its successor coming.
+        assert not spaces or abs(len([name for name in spaces if name.startswith("pid:")]) - SLOTS) <= 1
+        wait_for(lambda: not busy & parents().keys())
         # The kernel gives the numbers of namespaces to new ones: only who was there before can be in the old ones.
-        assert not spaces & namespaces(others & parents().keys()), "somebody is in a namespace of a sandbox"
-        assert not mounts & mounted(spaces), "a namespace is mounted"
-        assert backend != "docker" or containers(host.pid) == []
+        wait_for(lambda: not spaces & namespaces(others & parents().keys()))
+        wait_for(lambda: not mounts & mounted(spaces))
+        wait_for(lambda: backend != "docker" or containers(host.pid) == [])
+
+    for _ in range(kills):
+        kill_one()
 
 
 class Shelled(ToolEnv):
@@ -159,9 +133,9 @@ class Shelled(ToolEnv):
         return done.stdout.decode()
 
 
-def end_one(backend: str, busy: threading.Event, others: set[int]) -> float:
-    """Wait until a sandbox of ours is at work, and kill it from outside; returns when. `others` are left alone."""
-    assert busy.wait(30)
+def end_one(backend: str, busy: threading.Event, others: set[int]) -> None:
+    """Wait until a sandbox of ours is at work, and kill it from outside; `others` are left alone."""
+    assert busy.wait(60)
     time.sleep(0.3)
     if backend == "docker":
         from agentrl.sandboxes.docker.backend import first_daemon
@@ -169,40 +143,43 @@ def end_one(backend: str, busy: threading.Event, others: set[int]) -> float:
         api = first_daemon().api()
         first = next(row for row in containers(os.getpid()) if row["Labels"]["agentrl.role"] == "agent")
         api.kill(first["Id"])
-        return time.monotonic()
+        return
     table = parents()
     for pid in below({os.getpid()}) - others:  # the supervisor is what bubblewrap became: process 1 of its namespace
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"/usr/bin/python3\0-I\0-S\0-B\0/supervisor"):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):  # it ended since
+            continue
+        if words.startswith(b"/usr/bin/python3\0-I\0-S\0-B\0/supervisor"):
             assert table[pid] != os.getpid()
             os.kill(pid, signal.SIGKILL)
-            return time.monotonic()
+            return
     raise AssertionError("no supervisor found")
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_a_run_goes_on_when_a_sandbox_is_killed(backend):
     require(backend)
-    busy, ends, others = threading.Event(), [], below({os.getpid()})
+    busy, others = threading.Event(), below({os.getpid()})
 
     def script(task):
         last = task.id.endswith("-0")
         yield says(calls("sh", command="echo ready"))
         if last:
             busy.set()
-        yield says(calls("sh", command="sleep 20" if last else "echo fine"))
+        yield says(calls("sh", command="sleep 1000" if last else "echo fine"))
 
     pool = Pool(BACKENDS[backend](), size=1, limits=SandboxLimits(memory_mb=128, disk_mb=8))
     with rollouts(Shelled, Scripted("script", script), pool=pool, retries=0) as playing:
         tasks = list(Shelled().tasks("train", 0))[:4]
         playing.dispatch(tasks, 0)
-        killer = threading.Thread(target=lambda: ends.append(end_one(backend, busy, others)))
+        killer = threading.Thread(target=end_one, args=(backend, busy, others))
         killer.start()
         groups = [playing.next() for _ in tasks]
         killer.join()
-        assert time.monotonic() - ends[0] < 5 + 3  # one second for each episode that came after
     episodes = {group.episodes[0].key.task: group.episodes[0] for group in groups}
     lost = episodes.pop("train-0")
     assert (lost.end, lost.score.value) == (EndReason.SANDBOX_LOST, None)
+    assert "no answer" not in lost.failure, "its end was not noticed, but waited for"
     assert {(episode.end, episode.score.value) for episode in episodes.values()} == {(EndReason.ANSWERED, 1.0)}
-    asyncio.run(pool.close())
     assert pool.counts.replaced == 1

@@ -103,7 +103,7 @@ print(direct(*PROXY), fetch("http://allowed.test/"))
 print(open("/proc/net/if_inet6").read() or "no IPv6")
 """
             names = "NAMES = ('allowed.test', 'example.org')\n"
-            lines = await run(box, names + code, timeout_s=60)
+            lines = await run(box, names + code)
             assert lines[0] == "[] True"
             assert lines[1] == "[] 6"
             assert lines[2] == "failed failed"  # though the proxy finds the first one
@@ -160,7 +160,7 @@ print(fetch("http://allowed.test/"))
 def test_a_reset_with_a_bad_path_changes_nothing_and_a_loan_that_is_over_tells_nothing(world):
     async def main():
         async with opened(world) as box:
-            await box.exec(["sh", "-c", "sleep 60 & echo 1 >kept"])
+            await box.exec(["sh", "-c", "sleep 60 & until grep -qs sleep /proc/$!/comm; do :; done; echo 1 >kept"])
             with pytest.raises(ValueError, match="must be relative"):
                 await box.reset({"../x": b""})
             assert (await box.exec(["sh", "-c", "cat /proc/[0-9]*/comm | grep -c sleep; cat kept"])).stdout == b"1\n1\n"
@@ -236,42 +236,50 @@ def test_a_reset_ends_every_connection_and_begins_a_new_log(world):
 
 
 def test_what_one_agent_may_use_is_bounded(world, monkeypatch):
-    monkeypatch.setattr(networked_module, "_BOUNDS", networked_module._BOUNDS | {"head_s": 1.0, "connections": 4})
-
-    async def main():
-        async with opened(world, size_mb=1) as box:
-            code = """
-import time
-socks = [socket.create_connection(PROXY, timeout=10) for _ in range(6)]
-begin = time.monotonic()
+    monkeypatch.setattr(networked_module, "_BOUNDS", networked_module._BOUNDS | {"head_s": 3.0, "connections": 4})
+    slow = """
+socks = [socket.create_connection(PROXY, timeout=60) for _ in range(6)]
 for at in range(4):
     socks[at].sendall(b"GET ")
 answers = []
 for sock in socks:
     try: answers.append(sock.recv(100)[:12])
     except OSError: answers.append(b"")
-print(answers, time.monotonic() - begin < 5)
-time.sleep(0.7)
-sock = socket.create_connection(PROXY, timeout=10)
+print(answers)
+"""
+    long = """
+sock = socket.create_connection(PROXY, timeout=60)
 try: sock.sendall(b"GET http://allowed.test/ HTTP/1.1\\r\\nX: " + b"x" * 1_000_000)
 except OSError: pass
 try: print(sock.recv(12))
 except OSError: print("reset")
+"""
+    large = """
 total = 0
 try:
-    with urllib.request.urlopen("http://allowed.test/large", timeout=10) as page:
+    with urllib.request.urlopen("http://allowed.test/large", timeout=60) as page:
         while data := page.read(10_000): total += len(data)
 except Exception as error: pass
 print(900_000 < total < 1_100_000)
 """
-            lines = await run(box, code)
-            assert lines[0] == "[b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'', b''] True"
-            assert lines[1] in ("b'HTTP/1.1 431'", "reset")
-            assert lines[2] == "True"
+
+    async def main():
+        async with opened(world, size_mb=1) as box:
+
+            async def bounded(words, code):
+                """Again, while connections of before are still being closed and count as open."""
+                for _ in range(50):
+                    (line,) = await run(box, code)
+                    if words in str([row.why for row in await requests_of(box)]):
+                        return line
+                raise AssertionError(f"never {words!r}")
+
+            (line,) = await run(box, slow)
+            assert line == "[b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'HTTP/1.1 408', b'', b'']"
+            assert await bounded("a head of more than", long) in ("b'HTTP/1.1 431'", "reset")
+            assert await bounded("more bytes than", large) == "True"
             whys = [row.why for row in await requests_of(box)]
             assert sum("no whole head" in why for why in whys) == 4
-            assert sum("more than 4 connections" in why for why in whys) == 2
-            assert sum("a head of more than" in why for why in whys) == 1
-            assert sum("more bytes than" in why for why in whys) == 1
+            assert sum("more than 4 connections" in why for why in whys) >= 2
 
     asyncio.run(main())

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
 import sys
-import threading
-import time
-from pathlib import Path
 
 import pytest
+from helpers import process, wait_for
 from network_world import LIMITS, left_behind, opened, run, seen
 
 from agentrl.errors import SandboxLost
@@ -18,8 +14,6 @@ from agentrl.sandboxes import Allow, DockerBackend, Pool, requests_of
 from agentrl.sandboxes.contract.room import sh
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.owner import LABEL, Owner
-
-REPO = Path(__file__).resolve().parent.parent
 
 pytestmark = pytest.mark.usefixtures("docker")
 
@@ -38,10 +32,8 @@ def test_without_its_proxy_there_is_no_network_and_the_sandbox_is_lost(world):
                 await requests_of(box)
         async with opened(world) as box:
             api.kill(box._line._link.proxy.id)
-            begin = time.monotonic()
             with pytest.raises(SandboxLost, match="proxy of this sandbox is gone"):
-                await box.exec(["sleep", "60"], timeout_s=60)
-            assert time.monotonic() - begin < 5
+                await box.exec(["sleep", "1000"], timeout_s=2000)
 
     asyncio.run(main())
 
@@ -104,21 +96,10 @@ asyncio.run(main())
 
 
 def test_a_killed_host_leaves_no_container_and_no_network(world):
-    host = subprocess.Popen([sys.executable, "-c", HOST, world.network], cwd=REPO, stdout=subprocess.PIPE, text=True)
-    timer = threading.Timer(60, host.kill)
-    timer.start()
-    try:
+    with process(sys.executable, "-c", HOST, world.network, text=True) as host:
         run = host.stdout.readline().strip()
         assert len(left_behind(f"agentrl.run={run}")) == 3
-    finally:
-        host.send_signal(signal.SIGKILL)
-        host.wait()
-        host.stdout.close()
-        timer.cancel()
-    deadline = time.monotonic() + 2
-    while left_behind(f"agentrl.run={run}") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left_behind(f"agentrl.run={run}") == []
+    wait_for(lambda: left_behind(f"agentrl.run={run}") == [])
 
 
 def test_the_next_start_removes_networks_that_nobody_has_any_more():
@@ -146,13 +127,13 @@ def test_what_could_not_be_started_leaves_nothing(world):
             await backend.open("agent", LIMITS)
         backend = DockerBackend(network=Allow("example.org", outside=world.network))
         starting = asyncio.create_task(backend.open("agent", LIMITS))
-        await asyncio.sleep(0.3)
+        # The network comes first.
+        while not starting.done() and set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before:
+            await asyncio.sleep(0.01)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        deadline = time.monotonic() + 60
-        while backend._daemons[0].live and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        assert set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before
+        await asyncio.to_thread(wait_for, lambda: not backend._daemons[0].live)
+        await asyncio.to_thread(wait_for, lambda: set(left_behind(f"agentrl.pid={Owner.me().pid}")) == before)
 
     asyncio.run(main())

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import socket
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,8 @@ from agentrl.sandboxes.proxy.rules import host_name, objection, permit, port_num
 
 LABELS = st.from_regex(r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
 NAMES = st.lists(LABELS, min_size=2, max_size=4).map(".".join)
-BOUNDS = Bounds(connections=4, head_s=0.3, connect_s=1.0, idle_s=0.4, total_s=2.0, size=200_000)
+BOUNDS = Bounds(connections=4, head_s=60.0, connect_s=60.0, idle_s=60.0, total_s=60.0, size=200_000)
+HASTY = BOUNDS._replace(head_s=0.3, idle_s=0.4)
 
 
 def permitted(rules, host, port):
@@ -182,7 +182,7 @@ def play(data, rules=("a.org",), bounds=BOUNDS, end=True):
     thread = threading.Thread(target=Exchange(theirs, tuple(map(rule, rules)), bounds, log).serve)
     thread.start()
     answer = b""
-    ours.settimeout(10)
+    ours.settimeout(120)
     with ours:
         try:
             ours.sendall(data)
@@ -192,7 +192,7 @@ def play(data, rules=("a.org",), bounds=BOUNDS, end=True):
                 answer += piece
         except OSError:
             pass
-        thread.join(10)
+        thread.join(120)
     assert not thread.is_alive()
     return answer, log
 
@@ -206,10 +206,8 @@ def test_no_bytes_of_an_agent_break_an_exchange_and_each_one_is_logged_once(data
 
 
 def test_a_slow_head_and_a_large_one_are_bounded():
-    begin = time.monotonic()
-    answer, log = play(b"GET http://a.org/ HTTP/1.1\r\n", end=False)
+    answer, log = play(b"GET http://a.org/ HTTP/1.1\r\n", bounds=HASTY, end=False)
     assert answer.startswith(b"HTTP/1.1 408") and log[0]["status"] == 408
-    assert time.monotonic() - begin < 10
     answer, log = play(b"GET http://a.org/ HTTP/1.1\r\nX: " + b"a" * 100_000, end=False)
     assert log[0]["status"] == 431
 
@@ -218,7 +216,7 @@ def test_a_slow_head_and_a_large_one_are_bounded():
 def server(monkeypatch):
     """A loopback server that `a.org` leads to, and what it does with a connection."""
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(10)
+    listener.settimeout(120)
     found = lambda *_: [(2, 1, 6, "", listener.getsockname())]  # noqa: E731
     monkeypatch.setattr(exchange_module.socket, "getaddrinfo", found)
     monkeypatch.setattr(exchange_module, "objection", lambda *_: None)
@@ -228,16 +226,18 @@ def server(monkeypatch):
     def start(behave):
         def run():
             with listener.accept()[0] as side:
-                side.settimeout(10)
+                side.settimeout(120)
                 behave(side)
 
         threads.append(threading.Thread(target=run))
         threads[0].start()
         return name
 
-    yield start
-    threads[0].join(10)
-    listener.close()
+    try:
+        yield start
+        threads[0].join(120)
+    finally:
+        listener.close()
 
 
 def test_a_tunnel_moves_bytes_both_ways_and_counts_them(server):
@@ -256,23 +256,27 @@ def test_only_one_request_goes_on_and_a_second_one_behind_it_does_not(server):
     seen = []
 
     def behave(side):
-        time.sleep(0.1)
-        seen.append(side.recv(10_000))
+        while not (seen and seen[-1].endswith(b"ok")):
+            seen.append(side.recv(10_000))
         side.sendall(b"HTTP/1.1 200 OK\r\n\r\nhi")
+        side.shutdown(socket.SHUT_WR)
+        while piece := side.recv(10_000):
+            seen.append(piece)
 
     name = server(behave)
     head = b"POST http://%s/ HTTP/1.1\r\nContent-Length: 2\r\n\r\n" % name.encode()
     answer, _ = play(head + b"okGET http://other.org/ HTTP/1.1\r\n\r\n", rules=(name,))
     assert answer.endswith(b"hi")
-    assert seen[0].endswith(b"\r\n\r\nok") and seen[0].count(b"HTTP/1.1") == 1
+    found = b"".join(seen)
+    assert found.endswith(b"\r\n\r\nok") and found.count(b"HTTP/1.1") == 1
 
 
 def test_a_silent_server_and_a_generous_one_are_bounded(server):
-    name = server(lambda side: side.recv(1) and time.sleep(1))
-    begin = time.monotonic()
-    _, log = play(b"GET http://%s/ HTTP/1.1\r\n\r\n" % name.encode(), rules=(name,), end=False)
+    over = threading.Event()
+    name = server(lambda side: side.recv(1) and over.wait(120))
+    _, log = play(b"GET http://%s/ HTTP/1.1\r\n\r\n" % name.encode(), rules=(name,), bounds=HASTY, end=False)
+    over.set()
     assert log[1]["end"] == "no more time"
-    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize("method", [b"GET http://", b"CONNECT "])

@@ -63,11 +63,19 @@ def run(body, pool_options=None, **options):
     async def main():
         backend = FakeBackend(**options)
         pool = Pool(backend, **{"size": 2, **(pool_options or {})})
-        await body(pool, backend)
-        await pool.close()
+        try:
+            await body(pool, backend)
+        finally:
+            await pool.close()
         assert all(box.closed for box in backend.opened)
 
     asyncio.run(main())
+
+
+async def until(condition):
+    """Let the loop go on until the condition holds; the test's own time limit ends what never comes."""
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 def test_a_used_sandbox_is_reset_and_lent_again():
@@ -86,7 +94,7 @@ def test_roles_never_share_a_sandbox_nor_a_bound():
     async def body(pool, backend):
         # The grader is lent though all agent slots are out.
         agents = (pool.lease("agent"), pool.lease("agent"))
-        async with asyncio.timeout(1), agents[0] as one, agents[1] as two, pool.lease("grader") as three:
+        async with asyncio.timeout(60), agents[0] as one, agents[1] as two, pool.lease("grader") as three:
             assert [box.sandbox.role for box in (one, two, three)] == ["agent", "agent", "grader"]
 
     run(body)
@@ -155,7 +163,7 @@ def test_a_cancelled_lease_leaks_nothing(after_s):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(1), pool.lease("agent") as one, pool.lease("agent") as two:
+        async with asyncio.timeout(60), pool.lease("agent") as one, pool.lease("agent") as two:
             assert one.sandbox is not two.sandbox
         assert len(backend.opened) <= 2
 
@@ -268,14 +276,13 @@ def test_a_lost_one_is_replaced_in_the_background():
     async def body(pool, backend):
         async with pool.lease("agent") as box:
             box.sandbox.lost = True
-        await asyncio.sleep(0.05)
-        assert len(backend.opened) == 2
+        await until(lambda: len(backend.opened) == 2 and not backend.starting)
+        await asyncio.gather(*pool._tasks)
         backend.failing = True  # the next one is there already
         async with pool.lease("agent") as box:
             assert box.sandbox is backend.opened[1]
             box.sandbox.lost = True
-        await asyncio.sleep(0.05)
-        assert pool.counts.unstarted == 1
+        await until(lambda: pool.counts.unstarted == 1)
         with pytest.raises(SandboxLost, match="not installed"):
             async with pool.lease("agent"):
                 pass
@@ -302,8 +309,7 @@ def test_after_so_many_resets_it_is_recycled():
         for _ in range(8):
             async with pool.lease("agent"):
                 pass
-        await asyncio.sleep(0.01)
-        assert [box.resets for box in backend.opened] == [3, 3, 0]
+        await until(lambda: [box.resets for box in backend.opened] == [3, 3, 0])
         assert (pool.counts.recycled, pool.counts.replaced) == (2, 0)
 
     run(body, {"recycle_after": 3})
@@ -313,7 +319,7 @@ def test_starts_are_bounded():
     async def body(pool, backend):
         await pool.warm("agent")
         assert len(backend.opened) == 30
-        assert backend.most_starting == 2 * len(os.sched_getaffinity(0))
+        assert backend.most_starting == min(30, 2 * len(os.sched_getaffinity(0)))
         async with pool.lease("agent"):
             pass
         assert len(backend.opened) == 30
@@ -326,7 +332,7 @@ def test_who_keeps_a_lease_cannot_reach_the_next_episode():
         async with pool.lease("agent") as first:
             left = asyncio.ensure_future(first.exec(["sleep"], timeout_s=30))
             await asyncio.sleep(0)
-        async with asyncio.timeout(1), pool.lease("agent") as second:
+        async with asyncio.timeout(60), pool.lease("agent") as second:
             assert second.sandbox is first.sandbox
             assert second.epoch > first.epoch
             with pytest.raises(SandboxLost, match="is over"):

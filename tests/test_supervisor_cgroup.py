@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
+from helpers import process, wait_for
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import BubblewrapBackend, SandboxLimits, bubblewrap, cgroup
 from agentrl.sandboxes.contract.room import python, sh
 from agentrl.sandboxes.supervisor.memory import Memory
 
-REPO = Path(__file__).resolve().parent.parent
 HOGS = """
 import os, time
+pids = []
 for _ in range(4):
-    if os.fork() == 0:
+    pids.append(os.fork())
+    if pids[-1] == 0:
         x = bytearray(40 << 20)
-        time.sleep(0.5)
-        break
-else:
-    print([os.wait()[1] for _ in range(4)].count(9) > 0)
+        time.sleep(60)
+pid, status = os.wait()
+pids.remove(pid)
+for pid in pids: os.kill(pid, 9)
+print(status == 9)
 """
+HOLDER = 'import time; x = bytearray(40 << 20); open("held", "w").close(); time.sleep(60)'
 LIMITS = SandboxLimits(memory_mb=64, disk_mb=16, processes=24)
 
 
@@ -85,7 +87,7 @@ def test_processes_and_files_share_one_bound(home):
 
 def test_memory_that_is_held_is_noticed(home):
     async def body(box):
-        await sh(box, "python3 -I -S -c 'import time; x = bytearray(40 << 20); time.sleep(60)' & sleep 0.3")
+        await sh(box, f"python3 -I -S -c '{HOLDER}' & until [ -e held ]; do sleep 0.05; done")
         assert "memory" in await box.verify()
         await box.reset()
         assert await box.verify() == []
@@ -131,19 +133,11 @@ asyncio.run(main())
 
 
 def test_what_a_killed_host_left_is_swept(home):
-    host = subprocess.Popen([sys.executable, "-c", HOST], cwd=REPO, stdout=subprocess.PIPE)
-    assert host.stdout.readline() == b"open\n"
-    left = list(home.path.glob(f"agentrl-{host.pid}-*"))
-    assert len(left) == 1
-    host.kill()
-    host.wait()
-    host.stdout.close()
-    for _ in range(100):
-        cgroup.sweep(home.path)
-        if not left[0].exists():
-            return
-        subprocess.run(["sleep", "0.05"], check=True)
-    raise AssertionError("the group of a dead host is still there")
+    with process(sys.executable, "-c", HOST) as host:
+        assert host.stdout.readline() == b"open\n"
+        left = list(home.path.glob(f"agentrl-{host.pid}-*"))
+        assert len(left) == 1
+    wait_for(lambda: cgroup.sweep(home.path) or not left[0].exists())
 
 
 def test_a_group_that_cannot_be_filled_or_made_is_told(home, monkeypatch):
@@ -152,15 +146,18 @@ def test_a_group_that_cannot_be_filled_or_made_is_told(home, monkeypatch):
         group.add(2**22 + 1)
     asyncio.run(group.remove())
     asyncio.run(group.remove())
-    with subprocess.Popen(["sleep", "100"]) as busy:
+    with process("sleep", "1000") as busy:
         monkeypatch.setattr(cgroup, "_REMOVE_S", 0.05)
         group = cgroup.Group(home, 1 << 30)
         group.add(busy.pid)
         asyncio.run(group.remove())
         assert group._path.exists()
-        busy.kill()
-    cgroup.Group(home, 1 << 30).abandon()  # what had to be left is tried again
-    assert not group._path.exists()
+
+    def is_gone():
+        cgroup.Group(home, 1 << 30).abandon()  # what had to be left is tried again
+        return not group._path.exists()
+
+    wait_for(is_gone)
     nowhere = cgroup.Home(Path("/proc"), ("a", "b"), "c", swap_apart=False)
     with pytest.raises(OSError):
         cgroup.Group(nowhere, 1 << 30)

@@ -190,14 +190,16 @@ def test_tracing_is_permitted_where_it_is_needed(bubblewrap):
 def test_what_a_reset_cannot_undo_is_thrown_away_and_counted(bubblewrap):
     async def main():
         pool = Pool(BubblewrapBackend(), size=1, limits=LIMITS)
-        async with pool.lease("agent") as first:
-            assert (await python(first, TIME_WAIT)).exit_code == 0
-            assert "sockets" in await first.verify()
-        async with pool.lease("agent") as second:
-            assert second.sandbox is not first.sandbox
-            assert await second.verify() == []
-        assert (pool.counts.opened, pool.counts.replaced) == (2, 1)
-        await pool.close()
+        try:
+            async with pool.lease("agent") as first:
+                assert (await python(first, TIME_WAIT)).exit_code == 0
+                assert "sockets" in await first.verify()
+            async with pool.lease("agent") as second:
+                assert second.sandbox is not first.sandbox
+                assert await second.verify() == []
+            assert (pool.counts.opened, pool.counts.replaced) == (2, 1)
+        finally:
+            await pool.close()
 
     asyncio.run(main())
 
@@ -229,24 +231,26 @@ set -- /proc/[0-9]*; echo $#; hostname; echo $(ls /proc/self/fd)
 async def _cycles(count, seed):
     rng, seen, looks = random.Random(seed), Counter(), set()
     box = await BubblewrapBackend().open("agent", LIMITS)
-    for _ in range(count):
-        deeds = rng.sample(sorted(HOSTILE), rng.randint(1, 3))
-        for deed in deeds:
-            await sh(box, HOSTILE[deed], timeout_s=5)
-        try:
+    try:
+        for _ in range(count):
+            deeds = rng.sample(sorted(HOSTILE), rng.randint(1, 3))
+            for deed in deeds:
+                await sh(box, HOSTILE[deed], timeout_s=5)
+            try:
+                await box.reset()
+                seen["clean"] += 1
+            except SandboxLost:
+                seen["thrown away"] += 1
+                await box.close()
+                box = await BubblewrapBackend().open("agent", LIMITS)
+            done = await sh(box, PROBE)
+            # Mounts and file systems have numbers and owners of their own in each sandbox.
+            looks.add("\n".join(line for line in done.stdout.decode().splitlines() if " - " not in line))
+            differing = set.symmetric_difference(*(set(look.splitlines()) for look in looks)) if len(looks) == 2 else ()
+            assert not differing, (deeds, differing)
             await box.reset()
-            seen["clean"] += 1
-        except SandboxLost:
-            seen["thrown away"] += 1
-            await box.close()
-            box = await BubblewrapBackend().open("agent", LIMITS)
-        done = await sh(box, PROBE)
-        # Mounts and file systems have numbers and owners of their own in each sandbox.
-        looks.add("\n".join(line for line in done.stdout.decode().splitlines() if " - " not in line))
-        differing = set.symmetric_difference(*(set(look.splitlines()) for look in looks)) if len(looks) == 2 else ()
-        assert not differing, (deeds, differing)
-        await box.reset()
-    await box.close()
+    finally:
+        await box.close()
     return seen
 
 

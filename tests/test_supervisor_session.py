@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import Pool, ProcessBackend, SandboxLimits
-from agentrl.sandboxes.contract.room import sh
+from agentrl.sandboxes.contract.room import LATE, appears, goes_on, sh
 
 
 def inside(body):
@@ -113,12 +113,12 @@ def test_sessions_leave_no_descriptor():
 
 def test_a_timeout_spares_what_was_not_started_by_the_session():
     async def body(box):
-        await sh(box, "(sleep 0.8; touch spared) & true")
+        await sh(box, "(until [ -e go ]; do sleep 0.05; done; touch spared) & true")
         session = await box.open_session()
-        await session.run("(sleep 0.8; touch ended) & true")
+        await session.run(f"({LATE}) & true")
         assert (await session.run("sleep 30", timeout_s=0.1)).timed_out
-        await asyncio.sleep(1.2)
-        assert [info.path for info in await box.list()] == ["spared"]
+        assert not await goes_on(box)
+        assert await appears(box, "spared")
 
     inside(body)
 
@@ -126,18 +126,20 @@ def test_a_timeout_spares_what_was_not_started_by_the_session():
 def test_a_session_ends_with_its_lease():
     async def main():
         pool = Pool(ProcessBackend(), size=1)
-        async with pool.lease("agent") as box:
-            session = await box.open_session()
-            await session.run("x=secret")
-            assert session.alive
-        async with pool.lease("agent") as box:
-            with pytest.raises(SandboxLost, match="is over"):
-                await session.run("echo $x")
-            with pytest.raises(SandboxLost, match="is over"):
-                await session.close()
-            assert (await (await box.open_session()).run("echo $x")).stdout == b"\n"
-        assert pool.counts.replaced == 0
-        await pool.close()
+        try:
+            async with pool.lease("agent") as box:
+                session = await box.open_session()
+                await session.run("x=secret")
+                assert session.alive
+            async with pool.lease("agent") as box:
+                with pytest.raises(SandboxLost, match="is over"):
+                    await session.run("echo $x")
+                with pytest.raises(SandboxLost, match="is over"):
+                    await session.close()
+                assert (await (await box.open_session()).run("echo $x")).stdout == b"\n"
+            assert pool.counts.replaced == 0
+        finally:
+            await pool.close()
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import loop_threads, wait_for
+from helpers import loop_threads, process, wait_for
 
 from agentrl.errors import ConfigError
 from agentrl.records import read_episodes, read_metrics
@@ -188,20 +188,20 @@ def killed_and_resumed(command, metrics, kills, chance):
     """Start a run again and again until it ends, killing it at most `kills` times; returns how many kills landed."""
     landed = 0
     while True:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if landed < kills:
-            before, size = time.monotonic(), metrics.stat().st_size if metrics.exists() else 0
-            # Wait until it trains again, then let it live for a random moment: most kills hit a round, not the start.
-            while process.poll() is None and time.monotonic() - before < 60:
-                if metrics.exists() and metrics.stat().st_size > size:
-                    break
-                time.sleep(0.01)
-            time.sleep(chance.random() * 0.4)
-            process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate(timeout=200)
-        if process.returncode == 0:
+        with process(*command, stderr=subprocess.PIPE) as trains:
+            if landed < kills:
+                before, size = time.monotonic(), metrics.stat().st_size if metrics.exists() else 0
+                # Wait until it trains again, then let it live for a moment: most kills hit a round, not the start.
+                while trains.poll() is None and time.monotonic() - before < 60:
+                    if metrics.exists() and metrics.stat().st_size > size:
+                        break
+                    time.sleep(0.01)
+                time.sleep(chance.random() * 0.4)
+                trains.send_signal(signal.SIGKILL)
+            _, errors = trains.communicate(timeout=200)
+        if trains.returncode == 0:
             return landed
-        assert process.returncode == -signal.SIGKILL, errors.decode()
+        assert trains.returncode == -signal.SIGKILL, errors.decode()
         landed += 1
 
 

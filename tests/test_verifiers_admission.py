@@ -37,7 +37,7 @@ def admission(task: Task, verifier=None):
     async def run():
         pool = open_pool("process", size=1)
         try:
-            return await admit_task(task, verifier or hidden_tests(call_s=1, wall_s=2), pool)
+            return await admit_task(task, verifier or hidden_tests(call_s=2, wall_s=30), pool)
         finally:
             await pool.close()
 

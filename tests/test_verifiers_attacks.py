@@ -47,7 +47,8 @@ async def weakly(pool, name: str, payload: Payload | None = None, weak: str = ""
 
 
 def scored(form: str, payloads: dict[str, Payload], wall_s: float):
-    verifier = hidden_tests(call_s=wall_s / 2, wall_s=wall_s)
+    verifier = hidden_tests(call_s=min(2.0, wall_s / 2), wall_s=wall_s)
+    patient = hidden_tests(call_s=20, wall_s=60)  # honest work is in no hurry, however slow and busy the machine
     task = sample_task(form)
 
     async def score(pool, name: str) -> float | None:
@@ -55,12 +56,13 @@ def scored(form: str, payloads: dict[str, Payload], wall_s: float):
             await agent_phase(sandbox, payloads[name])
             await sandbox.kill_all()
             artifacts = await sandbox.get(task.artifacts)
-        return (await verifier(Submission(task, (), EndReason.SUBMITTED, artifacts, pool))).value
+        judge = patient if name == "honest" else verifier
+        return (await judge(Submission(task, (), EndReason.SUBMITTED, artifacts, pool))).value
 
     return score
 
 
-def check_scores(backend: str, form: str, names, wall_s: float = 4.0) -> None:
+def check_scores(backend: str, form: str, names, wall_s: float = 20.0) -> None:
     payloads = {name: ATTACKS[name][1] for name in names} | {"honest": FAIR}
     scores = in_pool(backend, scored(form, payloads, wall_s), list(payloads))
     assert scores.pop("honest") == 1.0

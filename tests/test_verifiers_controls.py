@@ -39,7 +39,7 @@ def task_of(tests: str | dict, oracle: str) -> Task:
 def scores(task: Task, *codes: str, backend: str = "process") -> list:
     async def run():
         pool = open_pool(backend, size=2)
-        verifier = hidden_tests(call_s=2, wall_s=8)
+        verifier = hidden_tests(call_s=20, wall_s=60)
         try:
             given = [{"solution.py": code.encode()} for code in codes]
             return [await verifier(Submission(task, (), EndReason.SUBMITTED, files, pool)) for files in given]

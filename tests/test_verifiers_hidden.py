@@ -45,15 +45,15 @@ def test_attacks_on_a_shared_process_find_nothing(backend, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_lasts_is_ended(form):
-    scores = run_all("bubblewrap", task_of(FORMS[form]), LASTING | {"honest": HONEST}, call_s=0.5, wall_s=1.0)
+    scores = run_all("bubblewrap", task_of(FORMS[form]), LASTING | {"honest": HONEST}, call_s=1.0, wall_s=3.0)
     assert scores.pop("honest").value == 1.0
     assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_judge_cannot_be_read_or_silenced(form, monkeypatch):
-    monkeypatch.setattr("agentrl.verifiers.hidden_tests.GRACE_S", 1.5)
-    scores = run_all("bubblewrap", task_of(FORMS[form]), PROC, call_s=0.5, wall_s=1.0)
+    monkeypatch.setattr("agentrl.verifiers.hidden_tests.GRACE_S", 2.0)
+    scores = run_all("bubblewrap", task_of(FORMS[form]), PROC, call_s=1.0, wall_s=2.0)
     assert {name: score.value for name, score in scores.items()} == dict.fromkeys(scores, 0.0)
 
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
+from helpers import process, wait_for
 
 from agentrl.errors import ConfigError, TaskError, VerifierError
 from agentrl.types import EndReason, Message, Task
@@ -147,15 +147,10 @@ def test_a_dead_worker_is_a_named_failure_and_the_next_one_works(monkeypatch):
 def test_a_worker_that_does_not_answer_is_a_named_failure(monkeypatch):
     monkeypatch.setattr(library, "WALL_S", 0.5)
     worker = library._Worker.__new__(library._Worker)
-    worker._process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with pytest.raises(VerifierError, match="in time"):
-        worker.ask(ONE)
-    assert worker._process.returncode is not None
+    with process("sleep", "1000", stdin=subprocess.PIPE, text=True) as worker._process:
+        with pytest.raises(VerifierError, match="in time"):
+            worker.ask(ONE)
+        assert worker._process.returncode is not None
 
 
 def test_a_child_that_ends_is_replaced_and_answers_stay_with_their_questions():
@@ -204,10 +199,12 @@ busy = math._Worker()
 threading.Thread(target=busy.ask, args=(("1", "9^9^9", 200.0),), daemon=True).start()
 time.sleep(0.5)
 other = busy._process.pid
-print(pid, child, other, open(f"/proc/{other}/task/{other}/children").read().strip(), flush=True)
+while not (its := open(f"/proc/{other}/task/{other}/children").read().strip()):
+    time.sleep(0.01)
+print(pid, child, other, its, flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=250)
     pids = done.stdout.split()
     assert len(pids) == 4
     wait_for(lambda: not any(map(is_running, pids)))

@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built offline with the installed hatchling."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("*.whl")
     return built
@@ -39,7 +39,7 @@ def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         link(distribution(name), packages)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "-q"]
     options = ["--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check"]
-    done = subprocess.run([*pip, *options, str(wheel)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*pip, *options, str(wheel)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -71,7 +71,7 @@ def run(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the environment, away from the checkout."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     program = [str(place / "bin" / command[0]), *command[1:]]
-    return subprocess.run(program, cwd=place, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(program, cwd=place, env=env, capture_output=True, text=True, timeout=280)
 
 
 def test_the_wheel_holds_every_file_of_the_rooms_and_one_name(wheel: Path) -> None:

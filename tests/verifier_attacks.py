@@ -186,10 +186,11 @@ def task_of(hidden: dict, oracle: str = HONEST) -> Task:
 
 
 verifier_of = functools.cache(hidden_tests)
+PATIENT = {"call_s": 20.0, "wall_s": 60.0}  # honest work is in no hurry, however slow and busy the machine
 
 
 def judge(pool: object, task: Task, code: str, **settings: float) -> Coroutine[object, object, Score]:
-    verifier = verifier_of(**({"call_s": 2.0, "wall_s": 5.0} | settings))
+    verifier = verifier_of(**(PATIENT | settings))
     files = {"solution.py": code.encode()}
     return verifier(Submission(task, (), EndReason.SUBMITTED, files, pool))
 
@@ -202,7 +203,9 @@ def run_all(backend: str, task: Task, codes: dict[str, str], **settings: float) 
     async def run() -> list[Score]:
         pool = open_pool(backend, size=2)
         try:
-            return await asyncio.gather(*(judge(pool, task, code, **settings) for code in codes.values()))
+            limits = [PATIENT if name == "honest" else settings for name in codes]
+            jobs = zip(codes.values(), limits, strict=True)
+            return await asyncio.gather(*(judge(pool, task, code, **each) for code, each in jobs))
         finally:
             await pool.close()
 

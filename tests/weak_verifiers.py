@@ -213,9 +213,10 @@ WEAK: dict[str, Weak] = {
         reads=("logs/verifier/reward.txt",),
     ),
     "reward file read late": alone(
-        "if python3 test_hidden.py; then echo 1 > reward.txt; else echo 0 > reward.txt; fi; sleep 1",
+        "if python3 test_hidden.py; then echo 1 > reward.txt; else echo 0 > reward.txt; fi; sleep 2;"
+        ' until seen=$(cat reward.txt) && [ -n "$seen" ]; do :; done; echo $seen > late.txt',  # not while it is written
         reward_file,
-        reads=("reward.txt",),
+        reads=("late.txt",),
     ),
     "an old verdict stays where a new one cannot be written": alone(
         "if python3 test_hidden.py; then echo 1 > new; else echo 0 > new; fi; test -s new && mv new reward.txt",
@@ -227,7 +228,7 @@ WEAK: dict[str, Weak] = {
     "parser in the work area": alone(
         "python3 test_hidden.py > log; python3 grader/parser.py", resolved, world={"grader/parser.py": PARSER}
     ),
-    "tests uploaded early": alone("sleep 1; python3 test_hidden.py"),
+    "tests uploaded early": alone("sleep 2; python3 test_hidden.py"),
     "only a clean no is a no": alone(verdict=unless_a_clean_no, timeout_s=4),
     "copies what a link points to": alone(
         "mkdir judged && cp -L solution.py judged/ && cp test_hidden.py judged/ && cd judged && python3 test_hidden.py",

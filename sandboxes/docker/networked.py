@@ -20,6 +20,7 @@ from agentrl.sandboxes.supervisor.frames import FrameError
 KEPT = 10_000
 _CHUNK = 1 << 16
 _LINE = 1 << 16
+_GONE = "the proxy of this sandbox is gone, and its network with it"
 _BOUNDS = {"connections": CONNECTIONS, "head_s": 10.0, "connect_s": 10.0, "idle_s": 60.0}
 
 
@@ -113,7 +114,7 @@ class _Line:
             self._link.proxy.sock.sendall(json.dumps(command).encode() + b"\n")
             await future
         except OSError as error:
-            self.lose(f"cannot write to the proxy: {error}")
+            self.lose(f"{_GONE if isinstance(error, ConnectionError) else 'cannot write to the proxy'}: {error}")
             raise SandboxLost(self._lost) from error
         finally:
             timer.cancel()
@@ -148,7 +149,7 @@ class _Line:
         except BlockingIOError:
             return
         except OSError as error:
-            self.lose(f"the proxy of this sandbox is gone, and its network with it: {error}")
+            self.lose(f"{_GONE}: {error}")
         except (FrameError, ValueError, LookupError, TypeError, RecursionError) as error:
             self.lose(f"the proxy of this sandbox broke the protocol: {error!r}")
 
