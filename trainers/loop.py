@@ -20,15 +20,14 @@ from torch import Tensor
 
 from agentrl.errors import TrainingError
 from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.batch_metrics import lost_reward_metrics, staleness_metrics, token_metrics
 from agentrl.trainers.critic import monte_carlo
 from agentrl.trainers.losses import add_metrics
-from agentrl.trainers.metrics import refill_metrics, rollout_metrics
+from agentrl.trainers.metrics import refill_metrics, rollout_metrics, system_metrics
+from agentrl.trainers.parity import Tokens, gap_metrics, ratio_metrics, trained_tokens
 from agentrl.trainers.run import Run
 from agentrl.trainers.scoring import EntropyMode, PolicyOutput, token_logprobs
 from agentrl.trajectory import Group
-
-MAX_GAP = 0.1
-"""Mean |log π_trainer - log π_sampler| (nats per token) from which on training is stopped."""
 
 MAX_QUIET_ROUNDS = 5
 """Rounds without signal and without success after which training is stopped."""
@@ -48,13 +47,15 @@ def train(run: Run) -> None:
         started = time.perf_counter()
         groups, refilled = run.play(step)
         sampled = time.perf_counter()
-        batch = credit(run, prepare(run, run.pack([*groups, *refilled], step)), step)
-        metrics = rollout_metrics(groups) | refill_metrics(groups, refilled) | learn(run, batch, step)
+        packed = run.pack([*groups, *refilled], step)
+        batch = credit(run, prepare(run, packed), step)
+        metrics = rollout_metrics(groups) | run.watch.noticed(groups, step) | refill_metrics(groups, refilled)
+        metrics |= learn(run, packed, batch, step)
         updated = time.perf_counter()
-        run.engine.load(run.model, step + 1)
-        run.reset_reference(step + 1)
+        metrics |= run.hand_over(step + 1)
         due = config.eval_every and ((step + 1) % config.eval_every == 0 or step + 1 == config.steps)
         metrics |= run.evaluate(step + 1) if due else {}
+        metrics |= system_metrics(groups, waited_s=sampled - started, round_s=updated - started, queue=0)
         metrics |= {
             "time/rollout_s": sampled - started,
             "time/update_s": updated - sampled,
@@ -79,53 +80,61 @@ def credit(run: Run, batch: TokenBatch, step: int) -> TokenBatch:
     return recipe.advantage(batch)
 
 
-def learn(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
+def learn(run: Run, packed: TokenBatch, batch: TokenBatch, step: int) -> dict[str, float]:
     """The updates of one round: the critic's, if there is one, and the policy's, unless it waits for the critic.
 
     Raises:
         TrainingError: see `update`; the same goes for the critic.
     """
-    if run.critic is None or not len(batch):
-        return update(run, batch, step)
-    try:
-        metrics = run.critic.fit(batch, run.seed_of("critic", step))
-    except TrainingError as error:
-        raise TrainingError(f"round {step}: {error}; the batch is in {run.keep(batch, step)}") from error
-    return metrics if run.critic.is_pretraining(step) else metrics | update(run, batch, step)
+    metrics = token_metrics(batch) | staleness_metrics(batch, step)
+    if run.critic is not None and len(batch):
+        try:
+            metrics |= run.critic.fit(batch, run.seed_of("critic", step))
+        except TrainingError as error:
+            raise TrainingError(f"round {step}: {error}; the batch is in {run.keep(batch, step)}") from error
+        if run.critic.is_pretraining(step):
+            return metrics
+    updated, trained = update(run, batch, step)
+    return metrics | updated | lost_reward_metrics(packed, trained)
 
 
-def update(run: Run, batch: TokenBatch, step: int) -> dict[str, float]:
-    """All optimizer steps of one round.
+def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], list[TokenBatch]]:
+    """All optimizer steps of one round; their metrics, and what they trained on in the first epoch.
 
     Rows whose advantages are all zero add nothing to the policy gradient; unless a KL or entropy term needs them, they
     are left out of the forward pass while every denominator stays what it was.
 
     Raises:
-        TrainingError: the loss or the gradient is not a number, or sampler and trainer disagree.
+        TrainingError: the loss or the gradient is not a number.
+        ParityError: sampler and trainer disagree; nothing was trained on these samples.
     """
     config, recipe = run.config, run.recipe
     for group in run.optimizer.param_groups:
         group["lr"] = config.learning_rate * config.schedule.share(step, config.steps)
-    history: list[dict[str, float]] = []
+    history, tokens, trained = list[dict[str, float]](), list[Tokens](), list[TokenBatch]()
     run.model.train()
     for mini in batch.minibatches(config.minibatches, run.seed_of("minibatches", step), recipe.epochs):
         mini, parts = recipe.correct(mini).to(run.model.device), []
         for micro in (mini if recipe.regularisers else mini.informative()).split(config.micro_tokens):
-            scalar, metrics = recipe.loss(score(run, micro), micro)
+            output = score(run, micro)
+            scalar, metrics = recipe.loss(output, micro)
             scalar.backward()
             parts.append(metrics)
+            tokens.append(trained_tokens(output, micro))
+        trained += [mini] if sum(one.n_episodes for one in trained) < batch.n_episodes else []
         if not parts:
             continue
         norm = float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm))
-        history.append(add_metrics(parts) | {"grad_norm": norm})
-        _stop_if_broken(run, history, mini, step)
-        if history[-1]["approx_kl"] > recipe.kl_budget:
-            run.optimizer.zero_grad(set_to_none=True)
-            break
-        run.optimizer.step()
+        gap = {} if history else run.watch.agree(gap_metrics(tokens), mini)
+        history.append(add_metrics(parts) | {"grad_norm": norm, "updates": 0.0} | gap)
+        _stop_if_broken(run, history[-1], mini, step)
+        if history[-1]["approx_kl"] <= recipe.kl_budget:
+            run.optimizer.step()
+            history[-1]["updates"] = 1.0
         run.optimizer.zero_grad(set_to_none=True)
-        history[-1]["updates"] = 1.0
-    return _summarize(history)
+        if history[-1]["approx_kl"] > recipe.kl_budget:
+            break
+    return _summarize(history) | run.watch.effective(ratio_metrics(tokens)), trained
 
 
 def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
@@ -161,18 +170,11 @@ def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     return token_logprobs(run.model, micro, run.config.temperature, entropy=mode)
 
 
-def _stop_if_broken(run: Run, history: Sequence[dict[str, float]], mini: TokenBatch, step: int) -> None:
-    last = history[-1]
+def _stop_if_broken(run: Run, last: dict[str, float], mini: TokenBatch, step: int) -> None:
     if not (math.isfinite(last["loss"]) and math.isfinite(last["grad_norm"])):
-        kept = run.keep(mini, step)
         raise TrainingError(
             f"round {step}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; the batch is in "
-            f"{kept}; resume from the last checkpoint with a lower learning_rate"
-        )
-    if len(history) == 1 and last["logprob_gap"] > MAX_GAP:
-        raise TrainingError(
-            f"round {step}: sampler and trainer disagree by {last['logprob_gap']:.3f} nats per token before an update: "
-            "stale weights, another temperature, or another precision; nothing was trained on these samples"
+            f"{run.keep(mini, step)}; resume from the last checkpoint with a lower learning_rate"
         )
 
 
@@ -187,16 +189,15 @@ def _summarize(history: Sequence[dict[str, float]]) -> dict[str, float]:
         "ref_kl": "policy/ref_kl",
         "clip_low": "policy/clip_low",
         "clip_high": "policy/clip_high",
+        "rejected": "policy/rejected",
         "grad_norm": "policy/grad_norm",
     }
     metrics = {
         name: sum(part[key] for part in history) / len(history) for key, name in names.items() if key in history[0]
     }
+    metrics |= {name: value for name, value in history[0].items() if name.startswith("parity/")}
     metrics["policy/ratio_max"] = max(part["ratio_max"] for part in history)
-    return metrics | {
-        "policy/updates": sum(part.get("updates", 0.0) for part in history),
-        "parity/gap_mean": history[0]["logprob_gap"],
-    }
+    return metrics | {"policy/updates": sum(part["updates"] for part in history)}
 
 
 def is_hopeless(groups: Sequence[Group], batch: TokenBatch) -> bool:

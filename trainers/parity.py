@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.base import Sampling
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.losses import MAX_LOG_RATIO
 from agentrl.trainers.scoring import PolicyOutput
@@ -32,7 +32,7 @@ EXPLAINED = 0.1
 """A setting explains a gap if with it at most this share of the gap is left."""
 
 
-class ParityError(AgentRLError):
+class ParityError(TrainingError):
     """Sampler and trainer disagree; the message names the cause. Nothing was trained on what they disagree about."""
 
 

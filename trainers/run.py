@@ -30,16 +30,18 @@ from agentrl.trainers.advantages import with_greedy_rewards
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.critic import Critic
+from agentrl.trainers.metrics import held_out_metrics
 from agentrl.trainers.recipes import recipe
+from agentrl.trainers.watch import Watch
 from agentrl.trajectory import Episode, Group
-from agentrl.types import Task
+from agentrl.types import Message, Task
 
 MAX_DRAWS = 4
 """How many rounds of tasks dynamic sampling may play to fill one."""
 
 Listener = Callable[[str, Any], None]
-"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row) and
-("eval", summary) on the training thread."""
+"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row),
+("warning", sentence) and ("eval", summary) on the training thread."""
 
 
 def frozen(model: torch.nn.Module) -> torch.nn.Module:
@@ -126,12 +128,21 @@ class Run:
             return Critic.load(found.critic, settings, device=self.model.device, **options)
         return Critic(load_critic(settings.model or policy, self.model.device), settings, **options)
 
-    def reset_reference(self, step: int) -> None:
-        """Where the recipe says so after this round: the present policy becomes the reference, and AdamW forgets."""
+    def hand_over(self, step: int) -> dict[str, float]:
+        """Give the engine the new weights and see that it has them.
+
+        Where the recipe resets after this round, the present policy becomes the reference, and AdamW forgets.
+
+        Raises:
+            ParityError: the engine still samples with other weights.
+        """
+        self.engine.load(self.model, step)
         every = self.recipe.reset_every
         if every and step % every == 0:
-            self.reference, self._was_reset = frozen(self.model), True
             self.optimizer.state.clear()
+            if self.reference is not None:
+                self.reference, self._was_reset = frozen(self.model), True
+        return self.watch.confirm(step)
 
     def _open(self) -> None:
         config = self.config
@@ -160,11 +171,14 @@ class Run:
         )
         self._parts.callback(self.rollouts.close)
         self._parts.callback(lambda: self.rollouts.run(self.engine.close()))
+        prompt_ids = self.chat.prompt_ids([Message.user("How many letters has the word agent?")], ())
+        self.watch = Watch(self.model, self.engine, self.rollouts, prompt_ids, sampling, self.listen)
         # Last, so that a part that cannot be had leaves the folder as it was.
         set_aside(self.folder / "metrics.jsonl", self._is_redone)
         set_aside(self.folder / "episodes.jsonl", self._is_redone)
         self._episodes = self._parts.enter_context(EpisodeWriter(self.folder / "episodes.jsonl"))
         self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
+        self.watch.open(self.folder, self.folder / "episodes.jsonl", self.start, self._parts)
         write_config(config, self.folder / "config.toml")
 
     def play(self, step: int) -> tuple[list[Group], list[Group]]:
@@ -218,12 +232,7 @@ class Run:
         groups = self.rollouts.gather(tasks, step, group_size=1, run=f"{self.folder.name}/eval")
         result = summarize((episode for group in groups for episode in group.episodes), (1,))
         self.listen("eval", {"step": step, **result})
-        failed = float(result["n_failed_infra"])
-        metrics = {"eval/failed_infra": failed, "eval/n_scored": result["n_episodes"] - failed}
-        if result["pass_at"]["1"] is None:
-            return metrics
-        low, high = result["ci95"]["1"]
-        return metrics | {"eval/pass_at_1": result["pass_at"]["1"], "eval/ci95_low": low, "eval/ci95_high": high}
+        return held_out_metrics(result)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to `metrics.jsonl`."""

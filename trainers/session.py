@@ -60,6 +60,8 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
             bar.episode(what)
         elif kind == "phase":
             bar.restart(*what)
+        elif kind == "warning":
+            console.print(f"[yellow]{what}[/yellow]", highlight=False, soft_wrap=True)
         elif kind == "metrics":
             console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
 
