@@ -32,6 +32,7 @@ from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.critic import Critic
 from agentrl.trainers.metrics import held_out_metrics
 from agentrl.trainers.recipes import recipe
+from agentrl.trainers.trackers import Tracker, open_trackers
 from agentrl.trainers.watch import Watch
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Message, Task
@@ -92,6 +93,7 @@ class Run:
         pad = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad is None else int(pad)
         self._parts = ExitStack()
+        self._trackers: list[Tracker] = []
         try:
             self._open()
         except BaseException:
@@ -234,10 +236,22 @@ class Run:
         self.listen("eval", {"step": step, **result})
         return held_out_metrics(result)
 
+    def track(self, names: Sequence[str]) -> None:
+        """Log to these as well, until the run is closed.
+
+        Raises:
+            ConfigError: there is no such tracker, or its library is not installed.
+        """
+        self._trackers = open_trackers(names, self.folder, self.config.model_dump(mode="json"))
+        for tracker in self._trackers:
+            self._parts.callback(tracker.close)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to `metrics.jsonl`."""
         row = {"step": step, **metrics}
         self._metrics.write(row)
+        for tracker in self._trackers:
+            tracker.log(step, row)
         self.listen("metrics", row)
 
     def save(self, step: int) -> None:
