@@ -369,3 +369,26 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
     assert json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text()) == {"step": 2, "draws": 2}
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
+
+
+def test_the_command_plans_without_writing_and_names_a_wrong_tracker(model, tmp_path):
+    toml, out = tmp_path / "c.toml", tmp_path / "r"
+    toml.write_text(f'env = "{TOY}"\nmodel = "{model}"\ngroup_size = 2\n')
+    command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--out", str(out)]
+    done = subprocess.run([*command, "--plan"], capture_output=True, text=True, timeout=280)
+    plan = json.loads(done.stdout.splitlines()[-1])
+    assert plan["peak_bytes"] > sum(plan["models"].values()) > 0 and not out.exists()
+    done = subprocess.run([*command, "--log-to", "tensorbord"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 2 and "did you mean 'tensorboard'" in done.stderr
+
+
+def test_a_run_is_logged_to_tensorboard_as_well(model, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = settings(model, steps=2, eval_every=0)
+    with Run(config, tmp_path / "a") as opened:
+        opened.track(["tensorboard"])
+        train(opened)
+    events = EventAccumulator(str(next((tmp_path / "a").rglob("events.*")).parent)).Reload()
+    rewards = [event.value for event in events.Scalars("reward/mean")]
+    assert rewards == pytest.approx([row["reward/mean"] for row in timeless(tmp_path / "a")])
