@@ -139,7 +139,7 @@ def _call_with_head(model: Any, ids_BT: Tensor, read: Callable[[Tensor], HeadOut
 
     def forward(states_BTd: Tensor) -> Tensor:
         found = read(states_BTd)
-        return torch.cat([found.logprobs_N[:, None], found.entropy_N[:, None], found.top_NK], 1)[None]
+        return torch.cat([found.logprobs_N[None, :, None], found.entropy_N[None, :, None], found.top_NK[None]], 2)
 
     with _head_does(_output_layer(model), forward):
         packed_NX = model(input_ids=ids_BT, use_cache=False).logits[0]
