@@ -27,4 +27,5 @@ def measure(pairs: int = PAIRS) -> Row:
 
 def _told(one: Pairs) -> str:
     ours, theirs = (one.median(side, "bytes") / 2**20 for side in ("ours", "theirs"))
-    return f"{one.work.name} model, vocabulary {one.work.vocabulary}: {ours:.0f} against {theirs:.0f} MiB, {one.memory:.2f}"
+    model = f"{one.work.name} model, vocabulary {one.work.vocabulary}"
+    return f"{model}: {ours:.0f} against {theirs:.0f} MiB, {one.memory:.2f}"
