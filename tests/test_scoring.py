@@ -157,7 +157,7 @@ def test_micro_batches_score_as_the_whole():
     model, batch = tiny_model(torch.float64), multi_turn_batch()
     whole = frozen_logprobs(model, batch)
     assert not whole.requires_grad
-    found = batch.in_parts(lambda part: frozen_logprobs(model, part), 30)
+    (found,) = batch.in_parts(lambda part: (frozen_logprobs(model, part),), 30)
     assert (found - whole).abs().max() < 1e-12
 
 

@@ -29,7 +29,7 @@ class Compute(BaseModel):
     """Compute each layer again in the backward pass instead of keeping what is inside it."""
     lora_rank: int = Field(0, ge=0)
     """Rank of LoRA adapters on every linear layer but the output layer; 0: all weights train."""
-    lora_alpha: float = Field(32.0, gt=0)
+    lora_alpha: int = Field(32, ge=1)
     """Their product is scaled by alpha / rank."""
     optimizer: OptimizerName = "adamw"
     """"adamw", or "adamw8bit" with moments of 8 bits."""

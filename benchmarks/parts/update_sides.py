@@ -87,9 +87,12 @@ def ours(work: Work) -> None:
     )
     batch = run.recipe.advantage(batch)
 
+    def score(part: TokenBatch) -> tuple[torch.Tensor]:
+        return (frozen_logprobs(model, part.to(model.device)),)
+
     def sampled() -> TokenBatch:
         """The rows as if the policy had just sampled them."""
-        old_BT = batch.in_parts(lambda part: frozen_logprobs(model, part.to(model.device)), work.micro_rows * width)
+        (old_BT,) = batch.in_parts(score, run.config.micro_tokens)
         return replace(batch, old_logprobs_BT=old_BT)
 
     step = 0

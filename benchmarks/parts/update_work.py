@@ -50,7 +50,7 @@ class Work:
         return asdict(self)
 
 
-TINY = Work("tiny", vocabulary=512, width=128, layers=2, heads=4, inner=256, rows=64, turns=8, micro_rows=16)
+TINY = Work("1M", vocabulary=4096, width=128, layers=2, heads=4, inner=256, rows=32, turns=8, micro_rows=16)
 REAL = Work("93M", vocabulary=151_936, width=512, layers=4, heads=8, inner=2048, rows=8, turns=8, micro_rows=4)
 
 
