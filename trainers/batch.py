@@ -218,6 +218,35 @@ class TokenBatch:
                 part = self.rows(torch.isin(self.episode_B, members))
                 yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
 
+    def shard(self, rank: int, world: int) -> TokenBatch:
+        """What one of `world` processes scores: whole episodes, about as many tokens each; every denominator stays.
+
+        So losses and gradients of the processes are summed, never averaged. A process may get no row at all.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        if not 0 <= rank < world:
+            raise ConfigError(f"rank={rank} must be from 0 to world={world} minus 1")
+        tokens: dict[int, int] = {}
+        for owner, length in zip(self.episode_B.tolist(), self.lengths_B.tolist(), strict=True):
+            tokens[owner] = tokens.get(owner, 0) + length
+        loads, mine = [0] * world, list[int]()
+        for owner in sorted(tokens, key=lambda one: (-tokens[one], one)):
+            least = loads.index(min(loads))
+            loads[least] += tokens[owner]
+            mine += [owner] if least == rank else []
+        return self.rows(
+            torch.isin(self.episode_B, torch.tensor(mine, dtype=torch.int64, device=self.episode_B.device))
+        )
+
+    def idle(self) -> TokenBatch:
+        """One row without a trained token, for a process that must take part and has nothing left to score."""
+        there = {name: getattr(self, name) for name in _ROW_FIELDS}
+        blank: dict[str, Any] = {name: tensor.new_zeros(1, 2) for name, tensor in there.items() if tensor is not None}
+        owner_B = self.tokens_E.argmax()[None]  # an episode that has tokens, so that its mean over them exists
+        return replace(self, episode_B=owner_B, **blank | {"attention_BT": torch.ones_like(blank["attention_BT"])})
+
     def informative(self) -> TokenBatch:
         """Only episodes with an advantage other than zero; denominators stay, so the policy gradient stays the same.
 

@@ -1,0 +1,68 @@
+"""Several processes: parameters sharded by FSDP2, episodes dealt out, sums instead of means.
+
+Start the processes with torchrun. Every rank packs the same round and scores its `TokenBatch.shard`; denominators
+belong to the optimizer step, so gradients of the ranks add up to those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.trainers.batch import TokenBatch
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's number and how many there are; (0, 1) where none were started together."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def spread(model: Any) -> None:
+    """Shard the parameters over all processes in place: every decoder layer by itself, then what is left.
+
+    Gradients are summed over processes. Build the optimizer afterwards. Works on CPU (gloo) and GPU (nccl).
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    blocks = set(model._no_split_modules or ())
+    for module in list(model.modules()):
+        if type(module).__name__ in blocks:
+            fully_shard(module)
+    fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+
+
+def micro_batches(batch: TokenBatch, micro_tokens: int) -> list[TokenBatch]:
+    """This process's micro-batches, as many on every process.
+
+    Sharded parameters are gathered by all processes together, so one that has run out of rows scores idle ones.
+    """
+    parts = list(batch.split(micro_tokens)) if len(batch) else []
+    world = rank_and_world()[1]
+    counts: list[Any] = [None] * world
+    if world > 1:
+        dist.all_gather_object(counts, len(parts))
+        parts += [batch.idle()] * (max(counts) - len(parts))
+    return parts
+
+
+def everyones(parts: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """Metrics of the micro-batches of all processes, for `add_metrics`."""
+    if rank_and_world()[1] == 1:
+        return list(parts)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, list(parts))
+    return [part for of_rank in gathered for part in of_rank]
+
+
+def clip_gradient(model: torch.nn.Module, max_norm: float) -> float:
+    """Scale the gradient to at most this norm, over the parameters of all processes; returns the norm it had."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return float(whole)
