@@ -106,7 +106,7 @@ def test_it_is_shown_as_json_and_as_a_table(whole):
 
 def test_a_run_is_planned_from_its_config_and_needs_no_weights(tmp_path):
     config_of(shape()).save_pretrained(tmp_path)
-    row = {"env": "calc-v0", "model": str(tmp_path), "micro_tokens": 2048}
+    row = {"env": "calc-v0", "model": str(tmp_path), "compute": {"micro_tokens": 2048}}
     found = plan_run(check_config(row, "test"), Limits(episode_tokens=128))
     assert set(found.models) == {"policy"} and found.update["activations"] > 0
     with_kl = plan_run(check_config(row | {"loss": {"kl_coef": 0.1}}, "test"), Limits(episode_tokens=128))

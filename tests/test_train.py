@@ -50,7 +50,7 @@ def settings(model, **changes):
         "eval_tasks": 6,
         "save_every": 1,
         "minibatches": 2,
-        "micro_tokens": 512,
+        "compute": {"micro_tokens": 512},
     }
     return check_config(row | changes, "test")
 
@@ -99,7 +99,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path):
 
 
 def test_micro_batches_change_no_metric_but_rounding(model, tmp_path):
-    large, small = (run(settings(model, micro_tokens=n), tmp_path / str(n) / "x") for n in (100_000, 64))
+    large, small = (run(settings(model, compute={"micro_tokens": n}), tmp_path / str(n) / "x") for n in (100_000, 64))
     for a, b in zip(large, small, strict=True):
         assert a.get("policy/loss", 0) == pytest.approx(b.get("policy/loss", 0), abs=1e-5)
         assert a.get("policy/grad_norm", 0) == pytest.approx(b.get("policy/grad_norm", 0), rel=1e-3)

@@ -14,6 +14,7 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.records import write_json_atomic
+from agentrl.trainers.models import save_policy
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -29,6 +30,12 @@ class Checkpoint:
     def model(self) -> Path:
         """The Hugging Face folder with weights, tokenizer and chat template."""
         return self.folder / "model"
+
+    @property
+    def adapter(self) -> Path | None:
+        """The folder of the adapters, where only those are trained; `model` has them merged in."""
+        folder = self.folder / "adapter"
+        return folder if folder.is_dir() else None
 
     @property
     def reference(self) -> Path | None:
@@ -72,7 +79,7 @@ def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
     draft = folder.with_name(f".step_{step}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    state.model.save_pretrained(draft / "model")
+    save_policy(state.model, draft / "model")
     state.tokenizer.save_pretrained(draft / "model")
     if state.reference is not None:
         state.reference.save_pretrained(draft / "reference")

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.models import Compute
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -92,8 +93,8 @@ class TrainConfig(BaseModel):
     """Optimizer steps per round."""
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
-    micro_tokens: int = Field(16384, ge=1)
-    """Padded tokens per forward pass; changes memory and speed, never the gradient."""
+    compute: Compute = Compute()
+    """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`."""
 
 
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")

@@ -134,7 +134,7 @@ def prepare_demo(
         "learning_rate": plan.learning_rate,
         "schedule": {"warmup": 4, "final": 0.1},
         "minibatches": plan.minibatches,
-        "micro_tokens": plan.micro_tokens,
+        "compute": {"micro_tokens": plan.micro_tokens},
     }
     return check_config(row, "demo")
 

@@ -115,7 +115,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
     run.model.train()
     for mini in batch.minibatches(config.minibatches, run.seed_of("minibatches", step), recipe.epochs):
         mini, parts = recipe.correct(mini).to(run.model.device), []
-        for micro in (mini if recipe.regularisers else mini.informative()).split(config.micro_tokens):
+        for micro in (mini if recipe.regularisers else mini.informative()).split(config.compute.micro_tokens):
             output = score(run, micro)
             scalar, metrics = recipe.loss(output, micro)
             scalar.backward()
@@ -161,7 +161,7 @@ def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch) -> PolicyOutput
         assert output.entropy_BT is not None
         return output.logprobs_BT, output.entropy_BT
 
-    return PolicyOutput(*batch.in_parts(look, run.config.micro_tokens))
+    return PolicyOutput(*batch.in_parts(look, run.config.compute.micro_tokens))
 
 
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:

@@ -20,16 +20,16 @@ class Compute(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    micro_tokens: int = Field(16384, ge=1)
+    micro_tokens: int = Field(default=16384, ge=1)
     """Padded tokens per forward pass; never changes the gradient."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the backbone. Trained weights stay in float32 (steps of a policy are smaller than bfloat16 can
     hold), as do output layer and softmax when tokens are scored; frozen weights are kept in this precision."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping what is inside it."""
-    lora_rank: int = Field(0, ge=0)
+    lora_rank: int = Field(default=0, ge=0)
     """Rank of LoRA adapters on every linear layer but the output layer; 0: all weights train."""
-    lora_alpha: int = Field(32, ge=1)
+    lora_alpha: int = Field(default=32, ge=1)
     """Their product is scaled by alpha / rank."""
     optimizer: OptimizerName = "adamw"
     """"adamw", or "adamw8bit" with moments of 8 bits."""

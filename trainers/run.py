@@ -18,7 +18,7 @@ import torch
 
 from agentrl.chat import Chat
 from agentrl.engines.base import Sampling
-from agentrl.engines.loading import load_critic, load_model, load_tokenizer, transformers_engine
+from agentrl.engines.loading import load_critic, load_tokenizer, transformers_engine
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies import TokenPolicy
@@ -31,6 +31,7 @@ from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.critic import Critic
 from agentrl.trainers.metrics import held_out_metrics
+from agentrl.trainers.models import load_policy, reference_of
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.trackers import Tracker, open_trackers
 from agentrl.trainers.watch import Watch
@@ -78,14 +79,12 @@ class Run:
         source = found.model if found else Path(config.model)
         self.tokenizer = load_tokenizer(source)
         self.chat = Chat(self.tokenizer)
-        self.model = load_model(source)
+        start, adapter = (Path(config.model), found.adapter) if found and config.compute.lora_rank else (source, None)
+        self.model, self.optimizer = load_policy(start, config.compute, config.learning_rate, adapter)
         self.reference = self._frozen_reference(found)
         self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
         self._draws = found.draws if found else 0
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
         if found:
             found.load_optimizer(self.optimizer)
         self.engine = transformers_engine(self.model, self.chat, synchronous=config.deterministic)
@@ -110,11 +109,15 @@ class Run:
         return checkpoint.latest(self.folder) if resume else None
 
     def _frozen_reference(self, found: checkpoint.Checkpoint | None) -> torch.nn.Module | None:
-        """A copy of the initial policy, or of the one it was last reset to; only where a part reads it."""
+        """The initial policy, or the one it was last reset to; only where a part reads it."""
         if "reference" not in self.recipe.needs:
             return None
         kept = found.reference if found else None
-        return frozen(load_model(kept or self.config.model) if found else self.model)
+        if self.recipe.reset_every and self.config.compute.lora_rank:
+            raise ConfigError(
+                "reset_every needs a reference of its own, and with lora_rank > 0 it is the policy itself"
+            )
+        return reference_of(self.model, self.config.compute, kept or self.config.model)
 
     def _open_critic(self, found: checkpoint.Checkpoint | None, policy: Path) -> Critic | None:
         """The critic of a recipe that needs one: as it was saved, or new."""
@@ -123,7 +126,7 @@ class Run:
         settings = self.recipe.critic
         options: dict[str, Any] = {
             "minibatches": self.config.minibatches,
-            "micro_tokens": self.config.micro_tokens,
+            "micro_tokens": self.config.compute.micro_tokens,
             "max_grad_norm": self.max_grad_norm,
         }
         if found and found.critic:
