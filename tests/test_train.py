@@ -105,6 +105,22 @@ def test_micro_batches_change_no_metric_but_rounding(model, tmp_path):
         assert a.get("policy/grad_norm", 0) == pytest.approx(b.get("policy/grad_norm", 0), rel=1e-3)
 
 
+@pytest.mark.parametrize("compute", [{"lora_rank": 4}, {"gradient_checkpointing": True}])
+def test_compute_settings_train_and_resume(model, tmp_path, compute):
+    change = {"compute": compute, "steps": 4, "learning_rate": 1e-2, "loss": {"kl_coef": 0.01}}
+    whole = run(settings(model, **change), tmp_path / "a" / "x")
+    assert whole[-1]["policy/ref_kl"] > 0 and all(
+        row["parity/gap_max"] < 1e-3 for row in whole if "parity/gap_max" in row
+    )
+    run(settings(model, **change | {"steps": 2}), tmp_path / "b" / "x")
+    assert run(settings(model, **change), tmp_path / "b" / "x", resume=True) == whole
+
+
+def test_bfloat16_samples_and_scores_alike(model, tmp_path):
+    rows = run(settings(model, compute={"dtype": "bfloat16"}, steps=3, eval_every=0), tmp_path / "a")
+    assert 0 < rows[0]["parity/gap_mean"] < 0.05
+
+
 def test_training_moves_towards_reward(model, tmp_path):
     rows = run(settings(model, steps=40, eval_every=0, learning_rate=1e-2, tasks_per_step=8), tmp_path / "a")
     first, last = (sum(row["reward/mean"] for row in part) / 5 for part in (rows[:5], rows[-5:]))

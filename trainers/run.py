@@ -80,7 +80,9 @@ class Run:
         self.tokenizer = load_tokenizer(source)
         self.chat = Chat(self.tokenizer)
         start, adapter = (Path(config.model), found.adapter) if found and config.compute.lora_rank else (source, None)
-        self.model, self.optimizer = load_policy(start, config.compute, config.learning_rate, adapter)
+        with torch.random.fork_rng():  # new adapters are drawn at random
+            torch.manual_seed(self.seed_of("adapter") % 2**63)
+            self.model, self.optimizer = load_policy(start, config.compute, config.learning_rate, adapter)
         self.reference = self._frozen_reference(found)
         self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
