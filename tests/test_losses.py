@@ -1,4 +1,4 @@
-"""Losses against golden numbers and exact gradients; scoring against the model's full logits."""
+"""Losses against golden numbers and exact gradients; recipes by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from trainer_cases import Golden, TwoSteps, batch_of, branch, episode, group, logprobs_for, tiny_model
+from trainer_cases import Golden, TwoSteps, batch_of, group, logprobs_for
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import pack
@@ -25,9 +25,8 @@ from agentrl.trainers.losses import (
 )
 from agentrl.trainers.recipes import RECIPES, recipe
 from agentrl.trainers.regularisers import entropy_bonus, kl_k1, kl_k2, kl_k3, kl_penalty
-from agentrl.trainers.scoring import PolicyOutput, frozen_logprobs, token_logprobs
+from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trainers.surrogates import importance_ratio, ppo_clip
-from agentrl.trajectory import Group
 
 OUTPUT = PolicyOutput(Golden.logprobs)
 
@@ -258,121 +257,3 @@ def test_the_grpo_recipe_weighs_episodes_alike_and_divides_by_the_standard_devia
 def test_recipe_errors_name_the_fix(name, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         recipe(name, **settings)
-
-
-def multi_turn_batch():
-    """Rows of unequal length with observations inside, one of them a fork."""
-    trunk = branch(4, (3, 5), (2, 4), (6, 0), first_id=5)
-    fork = trunk.fork(3).extend(*branch(1, (4, 0), first_id=60).segments[1:])
-    others = [branch(2, (1, 0), first_id=30), branch(3, (2, 9), (1, 2), first_id=40)]
-    return pack([Group((episode(trunk, fork), *(episode(b, sample=i + 1) for i, b in enumerate(others))))], 0)
-
-
-def full_logits_reference(model, batch, temperature):
-    """Every row alone, without padding, with explicit position ids, through the model's own full logits."""
-    logprobs_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64)
-    entropy_BT = torch.zeros_like(logprobs_BT)
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        ids = batch.ids_BT[row : row + 1, :length]
-        logits = model(input_ids=ids, position_ids=torch.arange(length)[None]).logits[0].double() / temperature
-        logp_TV = logits.log_softmax(-1)
-        for t in range(1, length):
-            if batch.mask_BT[row, t]:
-                logprobs_BT[row, t] = logp_TV[t - 1, ids[0, t]]
-                entropy_BT[row, t] = -(logp_TV[t - 1].exp() * logp_TV[t - 1]).sum()
-    return logprobs_BT, entropy_BT
-
-
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("chunk", [3, 1000])
-def test_scoring_equals_full_logits(temperature, dtype, tolerance, chunk):
-    model, batch = tiny_model(dtype), multi_turn_batch()
-    output = token_logprobs(model, batch, temperature, chunk)
-    expected, entropy = full_logits_reference(model, batch, temperature)
-    assert output.logprobs_BT.dtype == dtype
-    assert torch.allclose(output.logprobs_BT.double(), expected, rtol=tolerance, atol=tolerance)
-    assert torch.allclose(output.entropy_BT.double(), entropy, rtol=tolerance, atol=tolerance)
-    assert not output.entropy_BT.requires_grad
-
-
-def test_scoring_in_chunks_has_the_gradient_of_full_logits():
-    model, batch = tiny_model(torch.float64), multi_turn_batch()
-    weights_BT = torch.randn(batch.mask_BT.shape, dtype=torch.float64)
-    gradients = []
-    for chunk in (1000, 3):
-        output = token_logprobs(model, batch, 0.8, chunk, "gradient")
-        ((output.logprobs_BT + 0.3 * output.entropy_BT) * weights_BT).sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-        model.zero_grad()
-    logprobs_BT, entropy_BT = full_logits_reference(model, batch, 0.8)
-    ((logprobs_BT + 0.3 * entropy_BT) * weights_BT).sum().backward()
-    for found in gradients:
-        for ours, parameter in zip(found, model.parameters(), strict=True):
-            assert torch.allclose(ours, parameter.grad, rtol=1e-9, atol=1e-11)
-
-
-def test_what_follows_padding_or_stands_in_it_changes_nothing():
-    model, batch = tiny_model(torch.float64), multi_turn_batch()
-    noisy = replace(batch, ids_BT=torch.where(batch.attention_BT, batch.ids_BT, 77))
-    assert torch.equal(frozen_logprobs(model, batch), frozen_logprobs(model, noisy))
-
-
-def test_micro_batches_score_as_the_whole():
-    model, batch = tiny_model(torch.float64), multi_turn_batch()
-    whole = frozen_logprobs(model, batch)
-    for part in batch.split(30):
-        found = frozen_logprobs(model, part)
-        assert not found.requires_grad
-        for row, ids in enumerate(part.ids_BT):
-            length = int(part.lengths_B[row])
-            source = next(
-                i
-                for i in range(len(batch))
-                if batch.ids_BT[i, :length].equal(ids[:length]) and batch.lengths_B[i] == length
-            )
-            assert torch.allclose(found[row, :length], whole[source, :length], atol=1e-12)
-
-
-def test_models_that_change_their_logits_after_the_head_are_scored_by_their_own_logits():
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=97,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        initializer_range=0.5,
-        final_logit_softcapping=2.0,
-        attn_implementation="eager",
-    )
-    model, batch = Gemma2ForCausalLM(config).double().eval(), multi_turn_batch()
-    output = token_logprobs(model, batch, 1.0, 3)
-    expected, _ = full_logits_reference(model, batch, 1.0)
-    assert (output.logprobs_BT - expected).abs().max() < 1e-6, "attention in float32 is all that differs"
-
-
-def test_a_bare_module_with_logits_is_enough():
-    class Bigram(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = torch.nn.Embedding(97, 97)
-
-        def forward(self, input_ids, position_ids=None, use_cache=False):
-            from types import SimpleNamespace
-
-            return SimpleNamespace(logits=self.table(input_ids))
-
-    model, batch = Bigram(), multi_turn_batch()
-    expected, _ = full_logits_reference(model, batch, 1.0)
-    assert (token_logprobs(model, batch).logprobs_BT - expected).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize(("temperature", "chunk"), [(0.0, 8), (-1.0, 8), (math.nan, 8), (1.0, 0)])
-def test_scoring_refuses_senseless_settings(temperature, chunk):
-    with pytest.raises(ValueError, match="must be positive"):
-        token_logprobs(tiny_model(), multi_turn_batch(), temperature, chunk)
