@@ -130,6 +130,7 @@ def test_a_missing_optimizer_library_is_named_with_its_extra(monkeypatch):
         make_optimizer(tiny_model().parameters(), RATE, "adamw8bit")
 
 
+@pytest.mark.filterwarnings("ignore")  # torchao's own, on import
 def test_adamw8bit_takes_the_step_of_adamw_with_small_moments(folder):
     pytest.importorskip("torchao.optim")
     torch.manual_seed(0)

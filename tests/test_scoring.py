@@ -11,8 +11,8 @@ import pytest
 import torch
 from trainer_cases import branch, episode, tiny_model
 
-from agentrl.trainers.batch import pack
 from agentrl.trainers import head
+from agentrl.trainers.batch import pack
 from agentrl.trainers.head import Reading, _to_logits, project, read_logits
 from agentrl.trainers.scoring import frozen_logprobs, token_logprobs
 from agentrl.trajectory import Group
