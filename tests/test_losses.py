@@ -1,4 +1,4 @@
-"""Losses against golden numbers and exact gradients; scoring against the model's full logits."""
+"""Losses against golden numbers and exact gradients; recipes by name."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from trainer_cases import branch, episode, tiny_model
 
+from agentrl.trainers import head
 from agentrl.trainers.batch import pack
-from agentrl.trainers.head import Reading, project, read_logits
+from agentrl.trainers.head import Reading, _to_logits, project, read_logits
 from agentrl.trainers.scoring import frozen_logprobs, token_logprobs
 from agentrl.trajectory import Group
 
@@ -79,28 +80,62 @@ def test_the_gradient_is_that_of_full_logits(dtype, tolerance):
             assert float((ours.grad - parameter.grad).abs().max()) < tolerance * scale
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
-@pytest.mark.parametrize("chunk", [7, 64])
-def test_the_head_alone_is_exact(dtype, tolerance, chunk):
+def check_the_head(dtype, tolerance, chunk):
     """Values and gradients of hand-written and automatic differentiation, in float64 from the same states."""
     generator = torch.Generator().manual_seed(0)
     states, weight = (torch.randn(count, 24, generator=generator, dtype=torch.float64) for count in (40, 300))
-    states, weight = states.to(dtype).double(), weight.to(dtype).double()
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in (states, weight)]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     targets, reading = torch.randint(300, (40,), generator=generator), Reading(0.7, True, 5)
     weights = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((40,), (40,), (40, 5))]
-    found = []
-    for kind in (torch.float64, dtype):
-        leaves = [tensor.detach().to(kind).requires_grad_() for tensor in (states, weight)]
-        exact = kind == torch.float64 and not found
-        output = (
-            read_logits(leaves[0] @ leaves[1].T, targets, reading)
-            if exact
-            else project(*leaves, targets, reading, chunk)
-        )
+    found, expected = project(*leaves, targets, reading, chunk), read_logits(exact[0] @ exact[1].T, targets, reading)
+    for output in (found, expected):
         sum((part * w).sum() for part, w in zip(output, weights, strict=True)).backward()
-        found.append([*(part.detach() for part in output), *(leaf.grad for leaf in leaves)])
-    for ours, expected in zip(found[1], found[0], strict=True):
-        assert float((ours - expected).abs().max()) < tolerance * float(expected.abs().max())
+    pairs = [*zip(found, expected, strict=True), *((a.grad, b.grad) for a, b in zip(leaves, exact, strict=True))]
+    for ours, theirs in pairs:
+        assert float((ours - theirs).detach().abs().max()) < tolerance * float(theirs.detach().abs().max())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_the_head_alone_is_exact(dtype, tolerance, chunk):
+    check_the_head(dtype, tolerance, chunk)
+
+
+def forgets_the_targets(logp, targets, top_ids, entropy, given):
+    return _to_logits(logp, targets, top_ids, entropy, [None, *given[1:]])
+
+
+def forgets_the_top(logp, targets, top_ids, entropy, given):
+    return _to_logits(logp, targets, top_ids, entropy, [*given[:2], None])
+
+
+def forgets_the_entropy(logp, targets, top_ids, entropy, given):
+    return _to_logits(logp, targets, top_ids, entropy, [given[0], None, given[2]])
+
+
+def takes_the_entropy_for_zero(logp, targets, top_ids, entropy, given):
+    return _to_logits(logp, targets, top_ids, torch.zeros_like(entropy), given)
+
+
+def mixes_up_the_likeliest(logp, targets, top_ids, entropy, given):
+    return _to_logits(logp, targets, top_ids.flip(-1), entropy, given)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        forgets_the_targets,
+        forgets_the_top,
+        forgets_the_entropy,
+        takes_the_entropy_for_zero,
+        mixes_up_the_likeliest,
+    ],
+)
+def test_a_wrong_gradient_of_the_head_is_flagged(mutant, monkeypatch):
+    monkeypatch.setattr(head, "_to_logits", mutant)
+    with pytest.raises(AssertionError):
+        check_the_head(torch.float32, 1e-6, 7)
 
 
 def test_a_value_of_the_entropy_has_no_gradient_and_a_frozen_head_gets_none():
