@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 
 import pytest
 import torch
@@ -251,7 +250,9 @@ def check_masked_tokens_change_nothing(row: Recipe) -> None:
     """Bug 2. Nothing decays through what a tool said, however much that is and wherever it stands."""
 
     @few
-    @given(rounds, st.lists(st.tuples(st.floats(0, 1), st.integers(1, 3)), max_size=3), st.tuples(*[st.integers(0, 3)] * 3))
+    @given(
+        rounds, st.lists(st.tuples(st.floats(0, 1), st.integers(1, 3)), max_size=3), st.tuples(*[st.integers(0, 3)] * 3)
+    )
     def unchanged(drawn, inserts, told):
         def longer(batch):
             for share, count in inserts:
@@ -323,7 +324,9 @@ def check_micro_batches_add_up(row: Recipe) -> None:
             expected = learnt(row, batch)
             assert_same(learnt(row, batch, parts), expected)
             corrected = row.correct(batch)
-            again = [row.loss(_output(row, policy()[micro.ids_BT]), micro)[0] for micro in corrected.split(micro_tokens)]
+            again = [
+                row.loss(_output(row, policy()[micro.ids_BT]), micro)[0] for micro in corrected.split(micro_tokens)
+            ]
             assert float(sum(again).detach()) == pytest.approx(expected.loss, abs=1e-9)
             if not row.regularisers:
                 left = learnt(replace(row, corrections=()), corrected.informative())
@@ -334,15 +337,15 @@ def check_micro_batches_add_up(row: Recipe) -> None:
 
 
 def _fewer_degrees(count: int) -> float:
-    """Standard deviation of N numbers over that of the same numbers twice, ddof = 1 both times, less 1/N."""
+    """Standard deviation of N numbers over that of the same numbers twice, ddof = 1 both times."""
     return ((2 * count - 1) / (2 * (count - 1))) ** 0.5
 
 
 def louder_twice(row: Recipe, batch: TokenBatch) -> float:
     """How much louder advantages are where the round is there twice: 1, unless a statistic is over the whole round.
 
-    `whiten` and `gdpo` divide by a standard deviation of ddof = 1 over the round's tokens or episodes, which is a little
-    less for the same numbers twice. `reinforce` leaves the own episode out of its baseline, but not the copy of it.
+    `whiten` and `gdpo` divide by a standard deviation of ddof = 1 over the round's tokens or episodes, which is smaller
+    for the same numbers twice. `reinforce` leaves the own episode out of its baseline, but not the copy of it.
     """
     names, episodes = {name_of(step) for step in row.credit}, len(batch.reward_E)
     if "whiten" in names:
