@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-from recipe_cases import CASES, CHECKS, check_the_kl_gradient
+from dataclasses import replace
 
+import pytest
+import torch
+from recipe_cases import CASES, CHECKS, PAID, SIGNAL, check_the_kl_gradient, credited, groups_of, learnt, louder_twice
+
+from agentrl.errors import ConfigError
+from agentrl.trainers.made_up import made_up
 from agentrl.trainers.recipes import RECIPES, recipe
 
 ALL = pytest.mark.parametrize("name", CASES)
+ROWS = pytest.mark.parametrize("name", RECIPES)
 
 
 @ALL
@@ -16,6 +22,106 @@ def test_what_must_not_change_a_recipe(name, check):
     check(CASES[name])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@ROWS
 def test_the_kl_term_of_every_recipe_pulls_towards_the_reference(name):
     check_the_kl_gradient(recipe(name, kl_coef=0.3))
+    check_the_kl_gradient(recipe(name, kl_coef=0.3, tis_high=1.0, entropy_coef=0.1))
+
+
+def test_only_statistics_of_the_whole_round_notice_that_it_is_there_twice():
+    batch = credited(CASES["grpo"], groups_of([SIGNAL]))
+    noticing = {name for name in RECIPES if louder_twice(recipe(name), batch) != 1}
+    assert noticing == {"reinforce", "gdpo", "reinforce++", "reinforce++_baseline", "ppo", "ppo_penalty"}
+
+
+# --- what a recipe reads ---------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "reference": ("ref_logprobs_BT",),
+    "proximal": ("proximal_logprobs_BT",),
+    "critic": ("values_BT",),
+    "greedy": ("greedy_reward_E",),
+    "entropy": ("entropy_BT",),
+    "entropy_gradient": ("output.entropy_BT",),
+    "top": ("output.top_logprobs_BTK",),
+    "anchor_top": ("top_ids_BTK", "top_logprobs_BTK", "output.top_logprobs_BTK"),
+}
+
+
+def without(row, absent):
+    """The loss on made-up numbers, without these fields."""
+    batch, output = made_up(("a", "b"))
+    batch = replace(batch, **{field: None for field in absent if not field.startswith("output.")})
+    output = replace(output, **{field.removeprefix("output."): None for field in absent if field.startswith("output.")})
+    return float(row.loss(output, row.correct(row.advantage(batch)))[0])
+
+
+@ALL
+def test_a_recipe_reads_what_it_says_it_needs_and_nothing_else(name):
+    row = CASES[name]
+    read = {field for need in row.needs - {"group"} for field in FIELDS[need]}
+    every = {field for some in FIELDS.values() for field in some}
+    assert without(row, every - read) == without(row, ())
+    for field in read:
+        with pytest.raises(ValueError, match=field):
+            without(row, {field})
+
+
+@ROWS
+def test_a_group_of_one_is_refused_or_teaches(name):
+    row = recipe(name, **PAID)
+    if "group" in row.needs:
+        with pytest.raises(ConfigError, match="group_size=1 "):
+            row.refuse_group_size(1)
+        return
+    row.refuse_group_size(1)
+    alone = groups_of([[play] for play in SIGNAL[:3]])
+    assert learnt(row, credited(row, alone)).gradient_V4.any()
+
+
+@ROWS
+def test_every_row_says_where_it_is_defined(name):
+    assert RECIPES[name].name == name and RECIPES[name].paper.startswith("https://")
+
+
+# --- rounds at the edges ---------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_a_round_that_infrastructure_failed_is_no_step(name):
+    batch = credited(CASES[name], groups_of([[(shape, None, False) for shape, *_ in SIGNAL]]))
+    assert (len(batch), batch.n_tokens, batch.n_episodes, batch.n_failed) == (0, 0, 0, 4)
+    assert not list(batch.minibatches(2, seed=0))
+
+
+@ROWS
+def test_a_round_in_which_nobody_earns_anything_teaches_only_what_is_not_from_siblings(name):
+    """But for a greedy episode or a critic that expected more; and a recipe that refills has nothing left."""
+    row = recipe(name)
+    fixed = {"part_weights": {"a": 1.0}} if name == "gdpo" else {}  # the other term of the score differs
+    batch = credited(recipe(name, **fixed), groups_of([[(shape, 0.0, False) for shape, *_ in SIGNAL]] * 2))
+    if row.refill:
+        assert (len(batch), batch.n_tokens) == (0, 0)
+        return
+    found = learnt(row, batch)
+    assert torch.isfinite(found.gradient_V4).all()
+    assert bool(found.gradient_V4.any()) == bool(row.needs & {"greedy", "critic"})
+
+
+@ALL
+def test_a_limit_is_an_ending_like_any_other_unless_it_is_to_be_dropped(name):
+    row = CASES[name]
+    cut, free = (groups_of([[(*play[:2], flag and play[2]) for play in SIGNAL]]) for flag in (True, False))
+    batch = credited(row, cut)
+    with_limits, without_limits = learnt(row, batch), learnt(row, credited(row, free))
+    if "drop_truncated" not in row.options:
+        assert torch.equal(with_limits.gradient_V4, without_limits.gradient_V4)
+        assert with_limits.metrics == without_limits.metrics
+    row = replace(row, corrections=(*row.corrections, *recipe("rloo", drop_truncated=True).corrections))
+    dropped = learnt(row, batch)
+    mask_BT, ended_B = batch.mask_BT, batch.truncated_E[batch.episode_B]
+    ended, others = (batch.ids_BT[some_B][mask_BT[some_B]] for some_B in (ended_B, ~ended_B))
+    assert not dropped.weights_V[ended].any()
+    assert torch.allclose(dropped.gradient_V4[others], without_limits.gradient_V4[others], atol=1e-12)
+    assert bool(dropped.gradient_V4[ended].any()) <= bool(row.regularisers)
+    assert torch.equal(dropped.advantages_V, with_limits.advantages_V)
