@@ -175,7 +175,7 @@ def learnt(row: Recipe, batch: TokenBatch, parts: Sequence[Tensor] | None = None
         micro = spoilt(batch.rows(index), garbage)
         width = micro.mask_BT.shape[1]
         found_BT4 = torch.where(micro.mask_BT[..., None], table_V4[micro.ids_BT], outside_BT4[index, :width])
-        loss, metrics = row.loss(_output(row, found_BT4), micro)
+        loss, metrics = row.loss(output_of(row, found_BT4), micro)
         total = total + loss
         history.append(metrics)
     gradient_V4, outside_BT4 = torch.autograd.grad(total, (table_V4, outside_BT4))
@@ -184,7 +184,7 @@ def learnt(row: Recipe, batch: TokenBatch, parts: Sequence[Tensor] | None = None
     return Learnt(float(total.detach()), add_metrics(history), gradient_V4, *by_id, outside_BT4[~batch.mask_BT])
 
 
-def _output(row: Recipe, found_BT4: Tensor) -> PolicyOutput:
+def output_of(row: Recipe, found_BT4: Tensor) -> PolicyOutput:
     """What `score` gives: entropy always, with gradient where it is asked for; the likeliest tokens where asked for."""
     entropy_BT = found_BT4[..., 1] if "entropy_gradient" in row.needs else found_BT4[..., 1].detach()
     return PolicyOutput(
@@ -325,7 +325,7 @@ def check_micro_batches_add_up(row: Recipe) -> None:
             assert_same(learnt(row, batch, parts), expected)
             corrected = row.correct(batch)
             again = [
-                row.loss(_output(row, policy()[micro.ids_BT]), micro)[0] for micro in corrected.split(micro_tokens)
+                row.loss(output_of(row, policy()[micro.ids_BT]), micro)[0] for micro in corrected.split(micro_tokens)
             ]
             assert float(sum(again).detach()) == pytest.approx(expected.loss, abs=1e-9)
             if not row.regularisers:
@@ -394,7 +394,7 @@ def check_the_kl_gradient(row: Recipe) -> None:
         batch = replace(batch, proximal_logprobs_BT=sampled_BT, old_logprobs_BT=sampled_BT - 0.05)
     batch = row.correct(row.advantage(batch))
     bare = replace(row, regularisers=tuple(term for term in row.regularisers if "kl_penalty" not in name_of(term)))
-    output = _output(row, torch.stack((logprobs_BT, *[logprobs_BT.detach()] * 3), -1))
+    output = output_of(row, torch.stack((logprobs_BT, *[logprobs_BT.detach()] * 3), -1))
     extra = row.loss(output, batch)[0] - bare.loss(output, batch)[0]
     pull_BT = torch.autograd.grad(extra, logprobs_BT, retain_graph=True)[0]
     drawn_B1 = torch.where(batch.mask_BT, sampled_BT, 0.0).sum(1, keepdim=True).exp() * len(batch)

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from recipe_cases import CASES, CHECKS, PAID, SIGNAL, check_the_kl_gradient, credited, groups_of, learnt, louder_twice
+from recipe_cases import (
+    CASES,
+    CHECKS,
+    PAID,
+    SIGNAL,
+    check_the_kl_gradient,
+    credited,
+    groups_of,
+    learnt,
+    louder_twice,
+    output_of,
+)
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.config import check_config
+from agentrl.trainers.loop import train
 from agentrl.trainers.made_up import made_up
 from agentrl.trainers.recipes import RECIPES, recipe
+from agentrl.trainers.run import Run
 
 ALL = pytest.mark.parametrize("name", CASES)
 ROWS = pytest.mark.parametrize("name", RECIPES)
@@ -94,6 +109,16 @@ def test_a_round_that_infrastructure_failed_is_no_step(name):
     assert not list(batch.minibatches(2, seed=0))
 
 
+@ALL
+def test_a_process_without_rows_adds_nothing(name):
+    row = CASES[name]
+    idle = row.correct(credited(row, groups_of([SIGNAL]))).idle()
+    said_BT4 = torch.zeros(*idle.mask_BT.shape, 4, dtype=torch.float64, requires_grad=True)
+    loss, metrics = row.loss(output_of(row, said_BT4), idle)
+    assert float(loss.detach()) == 0 and not torch.autograd.grad(loss, said_BT4)[0].any()
+    assert all(value == 0 for key, value in metrics.items() if key.startswith(("loss", "scored")))
+
+
 @ROWS
 def test_a_round_in_which_nobody_earns_anything_teaches_only_what_is_not_from_siblings(name):
     """But for a greedy episode or a critic that expected more; and a recipe that refills has nothing left."""
@@ -125,3 +150,33 @@ def test_a_limit_is_an_ending_like_any_other_unless_it_is_to_be_dropped(name):
     assert torch.allclose(dropped.gradient_V4[others], without_limits.gradient_V4[others], atol=1e-12)
     assert bool(dropped.gradient_V4[ended].any()) <= bool(row.regularisers)
     assert torch.equal(dropped.advantages_V, with_limits.advantages_V)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from agentrl.trainers.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
+    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
+
+
+@ROWS
+def test_a_run_has_what_a_recipe_needs(name, model, tmp_path):
+    fixed = {
+        "env": f"{Path(__file__).parent / 'toy_envs.py'}:Parity",
+        "model": str(model),
+        "recipe": name,
+        "steps": 1,
+        "tasks_per_step": 4,
+        "group_size": 8,
+        "minibatches": 2,
+        "deterministic": True,
+        "eval_every": 0,
+    }
+    critic = {"critic": {"warmup": 0}} if "critic" in RECIPES[name].needs else {}
+    with Run(check_config(fixed | {"loss": critic}, "test"), tmp_path / "run") as opened:
+        train(opened)
+        assert opened.history()[-1]["policy/updates"] > 0
