@@ -419,6 +419,17 @@ def _kl_gradient(two: TwoSteps, sampler: Tensor, ref: Tensor) -> Tensor:
     return torch.autograd.grad((visits_S * (here.exp() * (here - there)).sum(1)).sum(), two.theta)[0]
 
 
+def check_nothing_earned_is_nothing_learnt(row: Recipe) -> None:
+    """Where all rewards are 0 only a critic or a greedy episode, which expected more, says anything of an action."""
+    batch = credited(row, groups_of([[(shape, 0.0, False) for shape, *_ in SIGNAL]] * 2))
+    if row.refill:
+        assert (len(batch), batch.n_tokens) == (0, 0)
+        return
+    found = learnt(row, batch)
+    assert torch.isfinite(found.gradient_V4).all()
+    assert bool(found.gradient_V4.any()) == bool(row.needs & {"greedy", "critic"})
+
+
 CHECKS = (
     check_masked_tokens_change_nothing,
     check_a_late_reward_arrives,

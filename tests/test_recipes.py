@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from recipe_cases import (
     CHECKS,
     PAID,
     SIGNAL,
+    check_micro_batches_add_up,
+    check_nothing_earned_is_nothing_learnt,
     check_the_kl_gradient,
     credited,
     groups_of,
@@ -24,9 +27,12 @@ from agentrl.errors import ConfigError
 from agentrl.trainers.config import check_config
 from agentrl.trainers.loop import train
 from agentrl.trainers.made_up import made_up
-from agentrl.trainers.recipes import RECIPES, recipe
+from agentrl.trainers.parts import name_of, options
+from agentrl.trainers.recipes import ADDABLE, RECIPES, Recipe, recipe
 from agentrl.trainers.run import Run
 
+PAGE = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text()
+RECIPE_DOCS = PAGE.split("\n## Recipes\n")[1].split("\n## ")[0]
 ALL = pytest.mark.parametrize("name", CASES)
 ROWS = pytest.mark.parametrize("name", RECIPES)
 
@@ -95,8 +101,35 @@ def test_a_group_of_one_is_refused_or_teaches(name):
 
 
 @ROWS
-def test_every_row_says_where_it_is_defined(name):
-    assert RECIPES[name].name == name and RECIPES[name].paper.startswith("https://")
+def test_every_row_says_where_it_is_defined_and_stands_in_the_docs(name):
+    row = RECIPES[name]
+    assert row.name == name and row.paper.startswith("https://")
+    line = next(line for line in RECIPE_DOCS.splitlines() if line.startswith(f"| `{name}` |"))
+    credit, surrogate, aggregate, besides = (re.findall(r"`([a-z_]+)`", cell) for cell in line.split("|")[2:6])
+    assert credit == [name_of(step) for step in row.credit]
+    assert surrogate[0] == name_of(row.surrogate) and f"by_{aggregate[0]}" == name_of(row.aggregate)
+    assert {name_of(part) for part in (*row.regularisers, *row.corrections)} <= set(besides)
+    assert line.endswith(f"({row.paper}) |") and ("refill" in line) == row.refill
+
+
+def test_the_docs_name_every_setting():
+    named = set(re.findall(r"`([a-z_]+)`", RECIPE_DOCS))
+    addable = {name for parts in ADDABLE.values() for part in parts for name in options(part)}
+    assert addable <= named and {one.name for one in fields(Recipe) if one.default is not MISSING} - named == {
+        "regularisers",
+        "corrections",
+        "before",
+    }
+
+
+def test_a_recipe_of_ones_own_is_one_expression(monkeypatch):
+    made = {}
+    exec(re.findall(r"```python\n(.*?)```", RECIPE_DOCS, re.DOTALL)[0], made)  # the text of our own page
+    mine = made["mine"]
+    check_micro_batches_add_up(mine)
+    check_the_kl_gradient(mine)
+    monkeypatch.setitem(RECIPES, "mine", mine)
+    assert recipe("mine", clip_high=2.0).options["clip_high"] == 2.0
 
 
 # --- rounds at the edges ---------------------------------------------------------------------------------------------
@@ -120,17 +153,18 @@ def test_a_process_without_rows_adds_nothing(name):
 
 
 @ROWS
-def test_a_round_in_which_nobody_earns_anything_teaches_only_what_is_not_from_siblings(name):
-    """But for a greedy episode or a critic that expected more; and a recipe that refills has nothing left."""
-    row = recipe(name)
+def test_a_round_in_which_nobody_earns_anything_teaches_nothing(name):
     fixed = {"part_weights": {"a": 1.0}} if name == "gdpo" else {}  # the other term of the score differs
-    batch = credited(recipe(name, **fixed), groups_of([[(shape, 0.0, False) for shape, *_ in SIGNAL]] * 2))
-    if row.refill:
-        assert (len(batch), batch.n_tokens) == (0, 0)
-        return
-    found = learnt(row, batch)
-    assert torch.isfinite(found.gradient_V4).all()
-    assert bool(found.gradient_V4.any()) == bool(row.needs & {"greedy", "critic"})
+    check_nothing_earned_is_nothing_learnt(recipe(name, **fixed))
+
+
+def test_equal_outcomes_are_signal_where_time_is_discounted_or_the_round_is_centred():
+    won = [(shape, 1.0, False) for shape, *_ in SIGNAL]
+    assert credited(recipe("gigpo"), groups_of([won])).advantages_BT.any()
+    batch = credited(recipe("reinforce++_baseline"), groups_of([won, SIGNAL]))
+    first_B = batch.group_E[batch.episode_B] == 0
+    assert batch.advantages_BT[first_B].abs().amax() > 0
+    assert not credited(recipe("grpo"), groups_of([won, SIGNAL])).advantages_BT[first_B].any()
 
 
 @ALL

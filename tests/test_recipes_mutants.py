@@ -14,6 +14,7 @@ from recipe_cases import (
     check_garbage_outside_the_mask_is_not_read,
     check_masked_tokens_change_nothing,
     check_micro_batches_add_up,
+    check_nothing_earned_is_nothing_learnt,
     check_the_kl_gradient,
     check_the_same_groups_twice_are_the_same_loss,
     row_fields,
@@ -25,7 +26,7 @@ from agentrl.trainers.credit import gae, gigpo, reward_to_go, whiten
 from agentrl.trainers.losses import keep
 from agentrl.trainers.parts import needs, needs_of
 from agentrl.trainers.recipes import Recipe, recipe
-from agentrl.trainers.regularisers import anchor_kl, kl_k3, kl_penalty
+from agentrl.trainers.regularisers import anchor_kl, imitate, kl_k3, kl_penalty
 from agentrl.trainers.selections import covariance
 from agentrl.trainers.sequence_surrogates import gspo, vespo
 from agentrl.trainers.surrogates import clipped_objective, importance_ratio, ppo_clip
@@ -243,6 +244,20 @@ def with_kl(term) -> Recipe:
     return replace(recipe("grpo"), regularisers=(partial(term, kl_coef=0.3),))
 
 
+# --- a round without signal ------------------------------------------------------------------------------------------
+
+
+def select_ties(batch):
+    """The tokens of highest covariance, all of them where all are 0."""
+    covariance_BT = covariance(batch)
+    return replace(batch, selected_BT=batch.mask_BT & (covariance_BT >= covariance_BT[batch.mask_BT].max()))
+
+
+def against_a_guess(batch):
+    """The baseline is the mean reward that somebody hoped for."""
+    return spread(batch, total_reward_E(batch) - 0.5)
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 discounted = partial(reward_to_go, gamma=0.9)
@@ -290,6 +305,14 @@ MUTANTS = {
         "clipped in units of the batch": row("dapo", surrogate=clipped_in_units_of_the_batch),
         "whitened by a norm": row("reinforce++", credit=(reward_to_go, whiten_by_sum)),
         "selection by count": row("grpo", corrections=(weigh_three_tokens,)),
+    },
+    check_nothing_earned_is_nothing_learnt: {
+        "every token is held": row("kl_cov", turn_weights={}, corrections=(select_ties,)),
+        "a guessed baseline": row("reinforce", turn_weights={}, credit=(against_a_guess,)),
+        "failures are imitated": row(
+            "grpo", turn_weights={}, regularisers=(partial(imitate, imitate_coef=0.1, imitate_from=0.0),)
+        ),
+        "signal is not asked for": row("dapo", turn_weights={}, refill=False, credit=(against_a_guess,)),
     },
     check_the_kl_gradient: {
         **{
