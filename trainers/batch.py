@@ -243,7 +243,9 @@ class TokenBatch:
     def idle(self) -> TokenBatch:
         """One row without a trained token, for a process that must take part and has nothing left to score."""
         there = {name: getattr(self, name) for name in _ROW_FIELDS}
-        blank: dict[str, Any] = {name: tensor.new_zeros(1, 2) for name, tensor in there.items() if tensor is not None}
+        blank: dict[str, Any] = {
+            name: tensor.new_zeros(1, 2, *tensor.shape[2:]) for name, tensor in there.items() if tensor is not None
+        }
         owner_B = self.tokens_E.argmax()[None]  # an episode that has tokens, so that its mean over them exists
         return replace(self, episode_B=owner_B, **blank | {"attention_BT": torch.ones_like(blank["attention_BT"])})
 

@@ -29,6 +29,9 @@ from agentrl.trainers.run import Run
 from agentrl.trainers.scoring import EntropyMode, PolicyOutput, token_logprobs
 from agentrl.trajectory import Group
 
+LIKELIEST = 3
+"""How many of the likeliest tokens are scored where a part of the recipe reads them (SimKO's paper takes 3)."""
+
 MAX_QUIET_ROUNDS = 5
 """Rounds without signal and without success after which training is stopped."""
 
@@ -167,7 +170,8 @@ def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch) -> PolicyOutput
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens."""
     mode: EntropyMode = "gradient" if "entropy_gradient" in run.recipe.needs else "value"
-    return token_logprobs(run.model, micro, run.config.temperature, entropy=mode)
+    top = LIKELIEST if "top" in run.recipe.needs else 0
+    return token_logprobs(run.model, micro, run.config.temperature, entropy=mode, top=top)
 
 
 def _stop_if_broken(run: Run, last: dict[str, float], mini: TokenBatch, step: int) -> None:

@@ -53,8 +53,12 @@ def clip_cov(
 
 
 def select_kl_cov(batch: TokenBatch, *, kl_cov_share: float = 0.002) -> TokenBatch:
-    """KL-Cov's tokens: the `kl_cov_share` of highest covariance, for the term `kl_cov`. As in `clip_cov`'s paper."""
-    chosen_BT = _highest(covariance(batch), batch.mask_BT, _count(batch, "kl_cov_share", kl_cov_share))
+    """KL-Cov's tokens: the `kl_cov_share` of highest covariance, for the term `kl_cov`. As in `clip_cov`'s paper.
+
+    Only where it is above 0: in a step without signal all are 0, and none of those ties is a reason to hold a token.
+    """
+    covariance_BT = covariance(batch)
+    chosen_BT = _highest(covariance_BT, covariance_BT > 0, _count(batch, "kl_cov_share", kl_cov_share))
     return _selected(batch, chosen_BT)
 
 

@@ -1,0 +1,440 @@
+"""Whole recipes under test: rounds of made-up episodes, and the path from `pack` to the gradient of the loss.
+
+What a critic, a reference or the policy says of a token depends on its id alone, and every trained token has an id of
+its own. So the gradient in the table of what the policy says of each id can be compared between any two batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from trainer_cases import PAD, TwoSteps, episode, quick
+
+from agentrl.trainers.advantages import with_greedy_rewards
+from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.losses import add_metrics
+from agentrl.trainers.parts import name_of
+from agentrl.trainers.recipes import RECIPES, Recipe, recipe
+from agentrl.trainers.scoring import PolicyOutput
+from agentrl.trainers.surrogates import dppo_topk_kl
+from agentrl.trajectory import Group, Segment, Trajectory
+from agentrl.types import EndReason, Score
+
+few = settings(quick, max_examples=6)
+VOCABULARY, VERSION = 700, 5
+Change = Callable[[TokenBatch], TokenBatch]
+
+PAID = {"turn_weights": {"step": 0.5}}
+"""Without process rewards a test of credit would be about one number per episode."""
+
+ROWS: dict[str, Recipe] = {name: recipe(name, **PAID) for name in RECIPES}
+ADDED: dict[str, Recipe] = {
+    f"{name}-{'-'.join(options)}": recipe(name, **PAID, **options)
+    for name, options in (
+        ("grpo", {"kl_coef": 0.1}),
+        ("dr_grpo", {"entropy_coef": 0.05}),
+        ("reinforce++", {"kl_reward_coef": 0.2, "gamma": 0.9}),
+        ("gspo", {"clip_low": 0.1, "clip_high": 0.1, "tis_high": 1.1, "tis_level": "sequence"}),
+        ("cispo", {"entropy_share": 0.3}),
+        ("dapo", {"drop_truncated": True}),
+        ("luspo", {"reject_high": 1.02, "off_policy_limit": 0.01, "aggregate": "constant"}),
+        ("rloo", {"stale_decay": 0.5, "max_age": 1.0}),
+        ("ppo", {"mis_high": 1.1, "gamma": 0.9, "lam": 0.7}),
+        ("mgpo", {"negative_weight": 0.5, "entropy_alpha": 0.3}),
+        ("clip_cov", {"cov_share": 0.3, "cov_low": 0.01}),
+        ("kl_cov", {"kl_cov_share": 0.3, "kl_coef": 0.1}),
+        ("vapo", {"length_alpha": 0.5, "value_lam": 0.7, "imitate_coef": 0.3}),
+        ("gdpo", {"part_weights": {"a": 1.0, "b": 0.5}}),
+    )
+}
+ADDED["dppo-topk"] = replace(recipe("dppo", **PAID), surrogate=dppo_topk_kl)
+CASES = ROWS | ADDED
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+Turns = Sequence[tuple[int, int]]
+Round = Sequence[Sequence[tuple[Turns, float | None, bool]]]
+"""For each group the episodes: turns of (sampled, observed) tokens, outcome, and whether a limit ended it."""
+
+SIGNAL = (
+    ([(3, 1), (2, 2)], 1.0, False),
+    ([(2, 1), (1, 0), (2, 1)], 0.0, False),
+    ([(1, 2), (1, 1)], 0.25, True),
+    ([(4, 0)], 0.0, True),
+)
+"""A group that every recipe learns from; every round begins with it."""
+
+turns = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=3)
+played = st.tuples(turns, st.sampled_from([0.0, 0.25, 1.0, None]), st.booleans())
+rounds = st.lists(st.lists(played, min_size=1, max_size=3), max_size=2).map(lambda more: [SIGNAL, *more])
+cut_episodes = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=6).map(lambda more: {(0, 0), *more})
+
+
+def groups_of(drawn: Round, cuts=frozenset(), told=(0, 0, 0)) -> list[Group]:
+    """The groups of a round.
+
+    Args:
+        cuts: (group, sample) of episodes that come as a branch and a fork of it, where they have two turns.
+        told: how many more tokens the opening and every observation of a group have.
+    """
+    fresh = itertools.count(10)
+    return [
+        Group(tuple(_episode((g, s), play, fresh, told[g], (g, s) in cuts) for s, play in enumerate(group)))
+        for g, group in enumerate(drawn)
+    ]
+
+
+def _episode(place, play, fresh, told, cut):
+    (g, s), (shape, reward, truncated) = place, play
+    segments = [Segment.prompt((600 + g, 610, *[620] * told))]
+    for turn, (sampled, observed) in enumerate(shape):
+        ids = list(itertools.islice(fresh, sampled))
+        segments.append(Segment.sampled(ids, _said(torch.tensor(ids)).tolist(), 3 + turn % 3, "stop"))
+        if observed:
+            segments.append(Segment.observation((630 + turn % 2,) * observed + (620,) * told))
+    branches = [Trajectory(tuple(segments))]
+    if cut and len(shape) > 1:
+        begin = 3 if shape[0][1] else 2
+        first = Trajectory(tuple(segments[:begin]))
+        branches = [first, first.fork().extend(*segments[begin:])]
+    end = EndReason.MAX_TURNS if truncated else EndReason.SUBMITTED
+    made = episode(*branches, reward=reward, task=f"t{g}", sample=s, end=end)
+    if reward is None:
+        return made
+    steps = tuple(0.25 * ((g + 2 * s + 3 * turn) % 4) for turn in range(len(shape)))
+    return replace(made, score=Score(reward, {"a": reward, "b": float(s % 2)}, turns={"step": steps}))
+
+
+def _said(ids: Tensor) -> Tensor:
+    """What the sampler's policy said of a token."""
+    return -1.2 - (1.7 * ids.double()).sin()
+
+
+# --- the path --------------------------------------------------------------------------------------------------------
+
+
+def filled(batch: TokenBatch, groups: Sequence[Group], needs) -> TokenBatch:
+    """The batch with what a run computes for these needs, and nothing else, in float64."""
+    ids_BT, old_BT = batch.ids_BT.double(), batch.old_logprobs_BT.double()
+    filled = replace(batch, old_logprobs_BT=old_BT, advantages_BT=batch.advantages_BT.double())
+    if "reference" in needs:
+        filled = replace(filled, ref_logprobs_BT=old_BT - 0.3 * (2.1 * ids_BT).sin())
+    if "proximal" in needs:
+        filled = replace(filled, proximal_logprobs_BT=old_BT + 0.2 * (1.3 * ids_BT).sin())
+    if needs & {"proximal", "entropy"}:
+        filled = replace(filled, entropy_BT=1 + ids_BT.cos())
+    if "critic" in needs:
+        filled = replace(filled, values_BT=(1.9 * ids_BT).sin())
+    if "greedy" in needs:
+        filled = with_greedy_rewards(filled, [0.5 - 0.25 * (group.task.id == "t0") for group in groups])
+    if "anchor_top" in needs:
+        top_ids_BTK = torch.stack((batch.ids_BT, batch.ids_BT + 1), -1)
+        filled = replace(filled, top_ids_BTK=top_ids_BTK, top_logprobs_BTK=_said(top_ids_BTK) - 1)
+    return filled
+
+
+def policy() -> Tensor:
+    """What the policy says of each id (V, 4), as a leaf: log-probability, entropy, two likeliest tokens."""
+    noise_V4 = torch.randn((VOCABULARY, 4), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    base_V4 = torch.stack((_said(torch.arange(VOCABULARY)), *torch.tensor([[1.5], [-1.0], [-1.7]]).expand(3, 700)), 1)
+    return (base_V4 + 0.35 * noise_V4).requires_grad_()
+
+
+@dataclass(frozen=True, eq=False)
+class Learnt:
+    """What an optimizer step learns: loss, metrics, gradient in the policy's table; advantage and weight of each id."""
+
+    loss: float
+    metrics: dict[str, float]
+    gradient_V4: Tensor
+    advantages_V: Tensor
+    weights_V: Tensor
+    outside_BT: Tensor
+    """The gradient at what stands where nothing was sampled."""
+
+
+def credited(row: Recipe, groups: Sequence[Group], change: Change = lambda batch: batch) -> TokenBatch:
+    """A round up to its advantages."""
+    batch = pack(groups, PAD, turn_weights=row.turn_weights, version=VERSION)
+    return row.advantage(change(filled(batch, groups, row.needs)))
+
+
+def learnt(row: Recipe, batch: TokenBatch, parts: Sequence[Tensor] | None = None, garbage: float = 0.0) -> Learnt:
+    """One optimizer step from advantages to gradient, its rows in these micro-batches (default: all in one)."""
+    batch, table_V4, history = row.correct(batch), policy(), []
+    outside_BT4 = torch.full((*batch.mask_BT.shape, 4), garbage, dtype=torch.float64, requires_grad=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for index in [torch.arange(len(batch))] if parts is None else parts:
+        micro = spoilt(batch.rows(index), garbage)
+        width = micro.mask_BT.shape[1]
+        found_BT4 = torch.where(micro.mask_BT[..., None], table_V4[micro.ids_BT], outside_BT4[index, :width])
+        loss, metrics = row.loss(output_of(row, found_BT4), micro)
+        total = total + loss
+        history.append(metrics)
+    gradient_V4, outside_BT4 = torch.autograd.grad(total, (table_V4, outside_BT4))
+    weights_BT = torch.ones_like(batch.advantages_BT) if batch.weights_BT is None else batch.weights_BT
+    by_id = (_by_id(batch, values_BT) for values_BT in (batch.advantages_BT, weights_BT))
+    return Learnt(float(total.detach()), add_metrics(history), gradient_V4, *by_id, outside_BT4[~batch.mask_BT])
+
+
+def output_of(row: Recipe, found_BT4: Tensor) -> PolicyOutput:
+    """What `score` gives: entropy always, with gradient where it is asked for; the likeliest tokens where asked for."""
+    entropy_BT = found_BT4[..., 1] if "entropy_gradient" in row.needs else found_BT4[..., 1].detach()
+    return PolicyOutput(
+        found_BT4[..., 0], entropy_BT, found_BT4[..., 2:] if row.needs & {"top", "anchor_top"} else None
+    )
+
+
+def _by_id(batch: TokenBatch, values_BT: Tensor) -> Tensor:
+    """Values at the trained tokens, by token id; what is not trained has 0."""
+    found_V = torch.zeros(VOCABULARY, dtype=torch.float64)
+    found_V[batch.ids_BT[batch.mask_BT]] = values_BT[batch.mask_BT].double()
+    return found_V
+
+
+def assert_same(found: Learnt, expected: Learnt) -> None:
+    """Advantages, weights, loss, metrics and gradient are the same, and nothing outside the mask has a gradient."""
+    assert torch.allclose(found.advantages_V, expected.advantages_V, atol=1e-9)
+    assert torch.allclose(found.weights_V, expected.weights_V, atol=1e-9)
+    assert found.loss == pytest.approx(expected.loss, abs=1e-9)
+    assert found.metrics == pytest.approx(expected.metrics, abs=1e-9)
+    assert torch.allclose(found.gradient_V4, expected.gradient_V4, atol=1e-9)
+    assert (found.outside_BT == 0).all()
+
+
+def row_fields(batch: TokenBatch) -> dict[str, Tensor]:
+    """What has a value for every token."""
+    there = {one.name: getattr(batch, one.name) for one in fields(batch) if "_BT" in one.name}
+    return {name: tensor for name, tensor in there.items() if tensor is not None}
+
+
+def spoilt(batch: TokenBatch, garbage: float) -> TokenBatch:
+    """The batch with garbage at mask 0 of every real field, but not among process rewards: one of a tool's counts."""
+    real = {name: full for name, full in row_fields(batch).items() if full.is_floating_point() and name != "rewards_BT"}
+    masks = {name: batch.mask_BT if full.dim() == 2 else batch.mask_BT[..., None] for name, full in real.items()}
+    return replace(batch, **{name: torch.where(masks[name], full, garbage) for name, full in real.items()})
+
+
+def with_columns(batch: TokenBatch, at: int, count: int) -> TokenBatch:
+    """The batch with `count` masked columns in front of column `at`."""
+    fills = {"mask_BT": False, "attention_BT": True, "rewards_BT": 0.0}
+    changed = {}
+    for name, full in row_fields(batch).items():
+        block = torch.full((len(batch), count, *full.shape[2:]), fills.get(name, -1), dtype=full.dtype)
+        changed[name] = torch.cat((full[:, :at], block, full[:, at:]), 1)
+    return replace(batch, **changed)
+
+
+def paid_late(batch: TokenBatch) -> TokenBatch:
+    """The batch whose rows end on an observation, which has the process rewards of the last trained token."""
+    longer = with_columns(batch, batch.mask_BT.shape[1], 1)
+    rows, columns = torch.arange(len(longer)), torch.arange(longer.mask_BT.shape[1])
+    last_B = torch.where(longer.mask_BT, columns, -1).amax(1)
+    rewards_BT = longer.rewards_BT.clone()
+    rewards_BT[:, -1] = rewards_BT[rows, last_B]
+    rewards_BT[rows, last_B] = 0
+    return replace(longer, rewards_BT=rewards_BT)
+
+
+# --- the checks ------------------------------------------------------------------------------------------------------
+
+
+def check_masked_tokens_change_nothing(row: Recipe) -> None:
+    """Bug 2. Nothing decays through what a tool said, however much that is and wherever it stands."""
+
+    @few
+    @given(
+        rounds, st.lists(st.tuples(st.floats(0, 1), st.integers(1, 3)), max_size=3), st.tuples(*[st.integers(0, 3)] * 3)
+    )
+    def unchanged(drawn, inserts, told):
+        def longer(batch):
+            for share, count in inserts:
+                batch = with_columns(batch, round(share * batch.mask_BT.shape[1]), count)
+            return batch
+
+        expected = learnt(row, credited(row, groups_of(drawn)))
+        assert_same(learnt(row, credited(row, groups_of(drawn, told=told), longer)), expected)
+
+    unchanged()
+
+
+def check_a_late_reward_arrives(row: Recipe) -> None:
+    """Bug 3. Neither the outcome nor a process reward is lost where a row ends on an observation."""
+
+    @few
+    @given(rounds)
+    def unchanged(drawn):
+        ended = [[([*shape[:-1], (shape[-1][0], 0)], *rest) for shape, *rest in group] for group in drawn]
+        silent = groups_of([[([*shape[:-1], (shape[-1][0], 2)], *rest) for shape, *rest in group] for group in drawn])
+        expected = learnt(row, credited(row, groups_of(ended)))
+        assert expected.advantages_V.any()
+        assert_same(learnt(row, credited(row, silent)), expected)
+        assert_same(learnt(row, credited(row, silent, paid_late)), expected)
+
+    unchanged()
+
+
+def check_an_episode_in_two_rows_is_one(row: Recipe) -> None:
+    """Bug 4. A fork changes neither statistics nor time nor weight of an episode."""
+
+    @few
+    @given(rounds, cut_episodes)
+    def unchanged(drawn, cuts):
+        one, two = (credited(row, groups_of(drawn, cut)) for cut in (frozenset(), cuts))
+        assert len(two) > len(one)
+        assert_same(learnt(row, two), learnt(row, one))
+
+    unchanged()
+
+
+def check_garbage_outside_the_mask_is_not_read(row: Recipe) -> None:
+    """Bug 5. NaN, infinity or 1e6 at mask 0 reach neither a value nor a gradient."""
+
+    @few
+    @given(rounds, cut_episodes, st.sampled_from([torch.nan, torch.inf, 1e6, -1e6]))
+    def unchanged(drawn, cuts, garbage):
+        groups = groups_of(drawn, cuts)
+        found = learnt(row, credited(row, groups, lambda batch: spoilt(batch, garbage)), garbage=garbage)
+        assert torch.isfinite(found.gradient_V4).all()
+        assert_same(found, learnt(row, credited(row, groups)))
+
+    unchanged()
+
+
+def check_micro_batches_add_up(row: Recipe) -> None:
+    """Bug 6. Any partition of a step's episodes gives its loss, metrics and gradient."""
+
+    @few
+    @given(rounds, cut_episodes, st.randoms(use_true_random=False), st.integers(1, 60))
+    def adds_up(drawn, cuts, random, micro_tokens):
+        whole = credited(row, groups_of(drawn, cuts))
+        for batch in (whole, *whole.minibatches(2, random.randrange(99))):
+            owners = batch.episode_B.unique().tolist()
+            random.shuffle(owners)
+            ends = sorted({random.randrange(1, len(owners) + 1) for _ in range(3)} | {len(owners)})
+            members = [owners[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+            parts = [torch.nonzero(torch.isin(batch.episode_B, torch.tensor(some))).flatten() for some in members]
+            expected = learnt(row, batch)
+            assert_same(learnt(row, batch, parts), expected)
+            corrected = row.correct(batch)
+            again = [
+                row.loss(output_of(row, policy()[micro.ids_BT]), micro)[0] for micro in corrected.split(micro_tokens)
+            ]
+            assert float(sum(again).detach()) == pytest.approx(expected.loss, abs=1e-9)
+            if not row.regularisers:
+                left = learnt(replace(row, corrections=()), corrected.informative())
+                assert left.loss == pytest.approx(expected.loss, abs=1e-9)
+                assert torch.allclose(left.gradient_V4, expected.gradient_V4, atol=1e-9)
+
+    adds_up()
+
+
+def _fewer_degrees(count: int) -> float:
+    """Standard deviation of N numbers over that of the same numbers twice, ddof = 1 both times."""
+    return ((2 * count - 1) / (2 * (count - 1))) ** 0.5
+
+
+def louder_twice(row: Recipe, batch: TokenBatch) -> float:
+    """How much louder advantages are where the round is there twice: 1, unless a statistic is over the whole round.
+
+    `whiten` and `gdpo` divide by a standard deviation of ddof = 1 over the round's tokens or episodes, which is smaller
+    for the same numbers twice. `reinforce` leaves the own episode out of its baseline, but not the copy of it.
+    """
+    names, episodes = {name_of(step) for step in row.credit}, len(batch.reward_E)
+    if "whiten" in names:
+        return _fewer_degrees(batch.n_tokens)
+    if "gdpo" in names:
+        return _fewer_degrees(episodes)
+    return (2 * episodes - 2) / (2 * episodes - 1) if "reinforce" in names else 1.0
+
+
+def check_the_same_groups_twice_are_the_same_loss(row: Recipe) -> None:
+    """Bug 9. Every term has the unit of the advantage, so neither loss nor clipped tokens depend on the batch size."""
+
+    @few
+    @given(rounds, cut_episodes)
+    def unchanged(drawn, cuts):
+        groups = groups_of(drawn, cuts)
+        once, twice = credited(row, groups), credited(row, groups * 2)
+        assert len(twice) == 2 * len(once)
+        expected = once.advantages_BT * louder_twice(row, once)
+        assert torch.allclose(twice.advantages_BT, expected.repeat(2, 1), atol=1e-6)
+        twice = replace(twice, advantages_BT=once.advantages_BT.repeat(2, 1))
+        assert_same(learnt(row, twice), learnt(row, once))
+
+    unchanged()
+
+
+def check_the_kl_gradient(row: Recipe) -> None:
+    """Bug 10. Over 25 trajectories of another policy, the KL term's expected gradient is that of KL(π‖π_ref)."""
+    two, generator = TwoSteps(seed=2), torch.Generator().manual_seed(4)
+    tables = [two.theta.detach()] + [
+        two.theta.detach() + torch.randn(30, generator=generator, dtype=torch.float64) for _ in range(2)
+    ]
+    batch, logprobs_BT, _ = two.groups(1)
+    sampled_BT, ref_BT = (_scored(two, table, batch.mask_BT) for table in tables[1:])
+    batch = replace(
+        batch,
+        old_logprobs_BT=sampled_BT,
+        group_E=torch.zeros_like(batch.group_E),
+        version=0,
+        parts_E={"a": batch.reward_E},
+        state_BT=batch.ids_BT,
+    )
+    needs = frozenset(row.needs) - {"greedy", "reference"}
+    batch = replace(filled(batch, (), needs), ref_logprobs_BT=ref_BT, greedy_reward_E=torch.zeros(25))
+    if batch.proximal_logprobs_BT is not None:
+        batch = replace(batch, proximal_logprobs_BT=sampled_BT, old_logprobs_BT=sampled_BT - 0.05)
+    batch = row.correct(row.advantage(batch))
+    bare = replace(row, regularisers=tuple(term for term in row.regularisers if "kl_penalty" not in name_of(term)))
+    output = output_of(row, torch.stack((logprobs_BT, *[logprobs_BT.detach()] * 3), -1))
+    extra = row.loss(output, batch)[0] - bare.loss(output, batch)[0]
+    pull_BT = torch.autograd.grad(extra, logprobs_BT, retain_graph=True)[0]
+    drawn_B1 = torch.where(batch.mask_BT, sampled_BT, 0.0).sum(1, keepdim=True).exp() * len(batch)
+    found = torch.autograd.grad((pull_BT * drawn_B1 * logprobs_BT).sum(), two.theta)[0]
+    per_token = float(row.aggregate(batch.mask_BT.double(), batch)) / 2
+    expected = row.options["kl_coef"] * per_token * _kl_gradient(two, tables[1], tables[2])
+    assert expected.norm() > 0
+    assert torch.allclose(found / expected.norm(), expected / expected.norm(), atol=1e-8)
+
+
+def _scored(two: TwoSteps, theta: Tensor, mask_BT: Tensor) -> Tensor:
+    """Log-probabilities of the 25 trajectories under another table."""
+    other = TwoSteps()
+    other.theta = theta
+    return torch.zeros(mask_BT.shape, dtype=torch.float64).masked_scatter(mask_BT, other.logprobs_K2())
+
+
+def _kl_gradient(two: TwoSteps, sampler: Tensor, ref: Tensor) -> Tensor:
+    """d/dθ of the KL to the reference at both steps, summed, in the states that the sampler visits."""
+    here, there = (table.view(6, 5).log_softmax(1) for table in (two.theta, ref))
+    visits_S = torch.cat((torch.ones(1, dtype=torch.float64), sampler[:5].softmax(0)))
+    return torch.autograd.grad((visits_S * (here.exp() * (here - there)).sum(1)).sum(), two.theta)[0]
+
+
+def check_nothing_earned_is_nothing_learnt(row: Recipe) -> None:
+    """Where all rewards are 0 only a critic or a greedy episode, which expected more, says anything of an action."""
+    batch = credited(row, groups_of([[(shape, 0.0, False) for shape, *_ in SIGNAL]] * 2))
+    if row.refill:
+        assert (len(batch), batch.n_tokens) == (0, 0)
+        return
+    found = learnt(row, batch)
+    assert torch.isfinite(found.gradient_V4).all()
+    assert bool(found.gradient_V4.any()) == bool(row.needs & {"greedy", "critic"})
+
+
+CHECKS = (
+    check_masked_tokens_change_nothing,
+    check_a_late_reward_arrives,
+    check_an_episode_in_two_rows_is_one,
+    check_garbage_outside_the_mask_is_not_read,
+    check_micro_batches_add_up,
+    check_the_same_groups_twice_are_the_same_loss,
+)
