@@ -8,9 +8,8 @@ from torch import Tensor
 from agentrl import Episode, Group, Score, Segment, TaskView, Trajectory
 from agentrl.trainers.advantages import group_advantages, rloo
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.losses import PolicyLoss, by_token
+from agentrl.trainers.losses import PolicyLoss, by_token, importance_ratio
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import importance_ratio
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import EndReason
 

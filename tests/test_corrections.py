@@ -24,7 +24,7 @@ from agentrl.trainers.corrections import (
     reject_off_policy,
     truncated_is,
 )
-from agentrl.trainers.losses import PolicyLoss, add_metrics, by_token, keep
+from agentrl.trainers.losses import PolicyLoss, add_metrics, by_token, importance_ratio, keep, ppo_clip
 from agentrl.trainers.parts import needs_of, options, with_options
 from agentrl.trainers.recipes import Recipe, recipe
 from agentrl.trainers.scoring import PolicyOutput
@@ -35,7 +35,6 @@ from agentrl.trainers.selections import (
     select_kl_cov,
     train_high_entropy,
 )
-from agentrl.trainers.surrogates import importance_ratio, ppo_clip
 
 SAMPLER = torch.tensor([[-1.3, -0.4, -1.6, -0.5], [-0.5, -1.5, -0.2, -2.1]], dtype=torch.float64)
 

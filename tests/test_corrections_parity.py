@@ -13,11 +13,10 @@ from trainer_cases import logprobs_for, random_batch
 from trl import GRPOTrainer
 
 from agentrl.trainers.corrections import drop_off_policy_negatives, masked_is, truncated_is
-from agentrl.trainers.losses import PolicyLoss, by_token, keep
+from agentrl.trainers.losses import PolicyLoss, by_token, keep, ppo_clip
 from agentrl.trainers.regularisers import kl_penalty
 from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trainers.selections import clip_cov, covariance, select_kl_cov, train_high_entropy
-from agentrl.trainers.surrogates import ppo_clip
 
 
 def peer_ratio(batch, level):

@@ -16,7 +16,7 @@ from trainer_cases import branch, episode, group, tiny_model
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import pack
-from agentrl.trainers.distributed import clip_gradient, everyones, micro_batches, rank_and_world, spread
+from agentrl.trainers.distributed import clip_gradient, everyones, idle, micro_batches, rank_and_world, shard, spread
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.scoring import token_logprobs
@@ -39,7 +39,7 @@ def round_of(episodes):
 def one_step(model, batch):
     """The gradient, its norm and the metrics of an optimizer step, as a training run makes it."""
     parts = []
-    for micro in micro_batches(batch.shard(*rank_and_world()), 24):
+    for micro in micro_batches(shard(batch, *rank_and_world()), 24):
         loss, metrics = GRPO.loss(token_logprobs(model, micro), micro)
         loss.backward()
         parts.append(metrics)
@@ -110,9 +110,9 @@ def test_processes_give_the_gradient_and_metrics_of_one(world, episodes):
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_shards_are_whole_episodes_of_the_step_and_leave_nothing_out(world):
     batch = round_of(4)
-    shards = [batch.shard(rank, world) for rank in range(world)]
-    assert sum(len(shard) for shard in shards) == len(batch)
-    owners = [set(shard.episode_B.tolist()) for shard in shards]
+    shards = [shard(batch, rank, world) for rank in range(world)]
+    assert sum(len(part) for part in shards) == len(batch)
+    owners = [set(part.episode_B.tolist()) for part in shards]
     assert sum(map(len, owners)) == len(set.union(*owners)) == 4
     assert all((shard.n_tokens, shard.n_episodes) == (batch.n_tokens, batch.n_episodes) for shard in shards)
     if world == 2:
@@ -122,13 +122,13 @@ def test_shards_are_whole_episodes_of_the_step_and_leave_nothing_out(world):
 
 def test_there_is_no_rank_beyond_the_world():
     with pytest.raises(ConfigError, match="rank=2"):
-        round_of(2).shard(2, 2)
+        shard(round_of(2), 2, 2)
 
 
 def test_an_idle_row_adds_nothing():
     batch = round_of(3)
-    idle, model = batch.idle(), tiny_model(torch.float64)
-    loss, metrics = GRPO.loss(token_logprobs(model, idle), idle)
+    blank, model = idle(batch), tiny_model(torch.float64)
+    loss, metrics = GRPO.loss(token_logprobs(model, blank), blank)
     loss.backward()
     assert float(loss.detach()) == 0
     assert all(float(parameter.grad.abs().max()) == 0 for parameter in model.parameters())

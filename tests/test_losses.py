@@ -21,12 +21,13 @@ from agentrl.trainers.losses import (
     by_episode,
     by_episode_sum,
     by_token,
+    importance_ratio,
     policy_metrics,
+    ppo_clip,
 )
 from agentrl.trainers.recipes import RECIPES, recipe
 from agentrl.trainers.regularisers import entropy_bonus, kl_k1, kl_k2, kl_k3, kl_penalty
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import importance_ratio, ppo_clip
 
 OUTPUT = PolicyOutput(Golden.logprobs)
 

@@ -17,9 +17,8 @@ from trainer_cases import PAD, TwoSteps, batch_of, branch, episode, group, quick
 
 from agentrl.trainers.advantages import dr_grpo, group_advantages, grpo, rloo
 from agentrl.trainers.batch import pack
-from agentrl.trainers.losses import by_constant, by_episode, by_token, keep
+from agentrl.trainers.losses import by_constant, by_episode, by_token, keep, ppo_clip
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import ppo_clip
 from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from trainer_cases import PAD, Golden, batch_of, branch, episode, group, logprobs_for, quick, tiny_model
 
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_token, keep
+from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_token, importance_ratio, keep, ppo_clip
 from agentrl.trainers.parts import name_of
 from agentrl.trainers.regularisers import entropy_bonus, kl_k1, kl_k2, kl_k3, kl_penalty
 from agentrl.trainers.scoring import PolicyOutput, token_logprobs
-from agentrl.trainers.surrogates import importance_ratio, ppo_clip
 from agentrl.trajectory import Group, Segment, Trajectory
 
 # --- 5: what stands at mask 0 is nobody's business -------------------------------------------------------------------

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from trainer_cases import batch_of, branch, episode, group, quick
 
 from agentrl.trainers.corrections import loglinear_proximal
-from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_token, keep
+from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_token, keep, ppo_clip
 from agentrl.trainers.parts import name_of
 from agentrl.trainers.regularisers import KL_ESTIMATORS, entropy_bonus, kl_cov, kl_penalty, simko
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import ppo_clip
 from agentrl.trajectory import Group, Trajectory
 
 

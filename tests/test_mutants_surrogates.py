@@ -13,20 +13,27 @@ from hypothesis import strategies as st
 from trainer_cases import PAD, batch_of, branch, episode, quick
 
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, keep
+from agentrl.trainers.losses import (
+    PolicyLoss,
+    by_constant,
+    by_episode,
+    by_episode_sum,
+    by_token,
+    clipped_objective,
+    keep,
+    ppo_clip,
+)
 from agentrl.trainers.regularisers import anchor_kl
 from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trainers.sequence_surrogates import episode_mean, gmpo, gspo, gspo_token, topr, vespo
 from agentrl.trainers.surrogates import (
     cispo,
-    clipped_objective,
     dppo_kl,
     dppo_topk_kl,
     dppo_topk_tv,
     dppo_tv,
     importance_weighted,
     policy_gradient,
-    ppo_clip,
     ppo_dual_clip,
     sapo,
     topr_token,
@@ -211,7 +218,7 @@ def check_micro_batches_add_up(loss):
         batch, output = scene(shaped([(2, 1), (3, 1), (1, 0)], *shapes)[1])
         value, gradient_BT, metrics = judged(loss, batch, output)
         parts = []
-        for index in batch._chunks(micro_tokens):
+        for index in batch.chunks(micro_tokens):
             part = batch.rows(index)
             cut = [x[index, : part.ids_BT.shape[1]] for x in (output.logprobs_BT, output.top_logprobs_BTK)]
             parts.append(judged(loss, part, PolicyOutput(cut[0], top_logprobs_BTK=cut[1]), output.logprobs_BT))

@@ -205,7 +205,7 @@ def test_what_stands_at_mask_0_and_micro_batches_change_nothing():
     parts = [parity.trained_tokens(noisy, replace(batch, old_logprobs_BT=noise_BT))]
     assert parity.gap_metrics(parts) == parity.gap_metrics(whole)
     split = []
-    for index in batch._chunks(16):
+    for index in batch.chunks(16):
         micro = batch.rows(index)
         split.append(parity.trained_tokens(PolicyOutput(logprobs_BT[index, : micro.ids_BT.shape[1]]), micro))
     assert len(split) > 1

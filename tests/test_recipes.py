@@ -25,6 +25,7 @@ from recipe_cases import (
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.config import check_config
+from agentrl.trainers.distributed import idle
 from agentrl.trainers.loop import train
 from agentrl.trainers.made_up import made_up
 from agentrl.trainers.parts import name_of, options
@@ -145,9 +146,9 @@ def test_a_round_that_infrastructure_failed_is_no_step(name):
 @ALL
 def test_a_process_without_rows_adds_nothing(name):
     row = CASES[name]
-    idle = row.correct(credited(row, groups_of([SIGNAL]))).idle()
-    said_BT4 = torch.zeros(*idle.mask_BT.shape, 4, dtype=torch.float64, requires_grad=True)
-    loss, metrics = row.loss(output_of(row, said_BT4), idle)
+    blank = idle(row.correct(credited(row, groups_of([SIGNAL]))))
+    said_BT4 = torch.zeros(*blank.mask_BT.shape, 4, dtype=torch.float64, requires_grad=True)
+    loss, metrics = row.loss(output_of(row, said_BT4), blank)
     assert float(loss.detach()) == 0 and not torch.autograd.grad(loss, said_BT4)[0].any()
     assert all(value == 0 for key, value in metrics.items() if key.startswith(("loss", "scored")))
 

@@ -23,13 +23,12 @@ from recipe_cases import (
 from agentrl.trainers.advantages import spread, total_reward_E
 from agentrl.trainers.corrections import weigh
 from agentrl.trainers.credit import gae, gigpo, reward_to_go, whiten
-from agentrl.trainers.losses import keep
+from agentrl.trainers.losses import clipped_objective, importance_ratio, keep, ppo_clip
 from agentrl.trainers.parts import needs, needs_of
 from agentrl.trainers.recipes import Recipe, recipe
 from agentrl.trainers.regularisers import anchor_kl, imitate, kl_k3, kl_penalty
 from agentrl.trainers.selections import covariance
 from agentrl.trainers.sequence_surrogates import gspo, vespo
-from agentrl.trainers.surrogates import clipped_objective, importance_ratio, ppo_clip
 
 
 def row(name: str, **changes) -> Recipe:

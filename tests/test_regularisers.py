@@ -13,7 +13,7 @@ import torch
 from trainer_cases import Golden, batch_of, group, logprobs_for
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.losses import by_token, keep
+from agentrl.trainers.losses import by_token, importance_ratio, keep, ppo_clip
 from agentrl.trainers.parts import needs_of
 from agentrl.trainers.regularisers import (
     KL_ESTIMATORS,
@@ -24,7 +24,6 @@ from agentrl.trainers.regularisers import (
     simko,
 )
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import importance_ratio, ppo_clip
 
 # --- golden numbers --------------------------------------------------------------------------------------------------
 

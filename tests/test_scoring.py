@@ -12,7 +12,7 @@ import torch
 from trainer_cases import branch, episode, tiny_model
 
 from agentrl.trainers import head
-from agentrl.trainers.batch import pack
+from agentrl.trainers.batch import in_parts, pack
 from agentrl.trainers.head import Reading, _to_logits, project, read_logits
 from agentrl.trainers.scoring import frozen_logprobs, token_logprobs
 from agentrl.trajectory import Group
@@ -192,7 +192,7 @@ def test_micro_batches_score_as_the_whole():
     model, batch = tiny_model(torch.float64), multi_turn_batch()
     whole = frozen_logprobs(model, batch)
     assert not whole.requires_grad
-    (found,) = batch.in_parts(lambda part: (frozen_logprobs(model, part),), 30)
+    (found,) = in_parts(batch, lambda part: (frozen_logprobs(model, part),), 30)
     assert (found - whole).abs().max() < 1e-12
 
 

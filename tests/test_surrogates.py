@@ -23,6 +23,7 @@ from agentrl.trainers.losses import (
     gradient_is_cut,
     keep,
     policy_metrics,
+    ppo_clip,
 )
 from agentrl.trainers.parts import needs_of, with_options
 from agentrl.trainers.regularisers import AdaptiveKL, anchor_kl
@@ -36,7 +37,6 @@ from agentrl.trainers.surrogates import (
     dppo_tv,
     importance_weighted,
     policy_gradient,
-    ppo_clip,
     ppo_dual_clip,
     sapo,
     topr_token,

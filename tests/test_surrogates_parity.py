@@ -16,18 +16,10 @@ from trainer_cases import Golden
 from trl import GRPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
-from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, keep
+from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, keep, ppo_clip
 from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trainers.sequence_surrogates import gmpo, gspo, gspo_token, vespo
-from agentrl.trainers.surrogates import (
-    cispo,
-    dppo_kl,
-    dppo_tv,
-    policy_gradient,
-    ppo_clip,
-    ppo_dual_clip,
-    sapo,
-)
+from agentrl.trainers.surrogates import cispo, dppo_kl, dppo_tv, policy_gradient, ppo_dual_clip, sapo
 
 ROWS, WIDTH = 6, 9
 SEEDS = pytest.mark.parametrize("seed", range(5))

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.trajectory import Episode, Group, SegmentKind, Trajectory, token_rewards
 from agentrl.types import Ending
 
-_ROW_FIELDS = (
+ROW_FIELDS = (
     "ids_BT",
     "mask_BT",
     "attention_BT",
@@ -142,7 +142,7 @@ class TokenBatch:
 
     def silent(self) -> TokenBatch:
         """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood there."""
-        filled = {name: getattr(self, name) for name in _ROW_FIELDS}
+        filled = {name: getattr(self, name) for name in ROW_FIELDS}
         real: dict[str, Any] = {
             name: torch.where(self.mask_BT if tensor.dim() == 2 else self.mask_BT[..., None], tensor, 0.0)
             for name, tensor in filled.items()
@@ -154,7 +154,7 @@ class TokenBatch:
         """The rows of an integer or boolean index, cut to the longest of them; denominators and episodes stay."""
         lengths = self.lengths_B[index]
         width = int(lengths.max()) if len(lengths) else 0
-        there = {name: getattr(self, name) for name in _ROW_FIELDS}
+        there = {name: getattr(self, name) for name in ROW_FIELDS}
         cut: dict[str, Any] = {name: tensor[index, :width] for name, tensor in there.items() if tensor is not None}
         return replace(self, episode_B=self.episode_B[index], **cut)
 
@@ -167,19 +167,9 @@ class TokenBatch:
         Raises:
             ConfigError: the budget is not positive.
         """
-        return (self.rows(index) for index in self._chunks(micro_tokens))
+        return (self.rows(index) for index in self.chunks(micro_tokens))
 
-    def in_parts(self, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int) -> tuple[Tensor, ...]:
-        """What a function says of every micro-batch, each tensor (B, T) put together again; zeros where it was cut."""
-        whole: list[Tensor] = []
-        for index in self._chunks(micro_tokens):
-            found = look(self.rows(index))
-            whole = whole or [part.new_zeros(self.mask_BT.shape) for part in found]
-            for target_BT, part in zip(whole, found, strict=True):
-                target_BT[index.to(part.device), : part.shape[1]] = part
-        return tuple(whole)
-
-    def _chunks(self, micro_tokens: int) -> list[Tensor]:
+    def chunks(self, micro_tokens: int) -> list[Tensor]:
         """The rows of each micro-batch."""
         if micro_tokens < 1:
             raise ConfigError(f"micro_tokens={micro_tokens} must be at least 1")
@@ -218,37 +208,6 @@ class TokenBatch:
                 part = self.rows(torch.isin(self.episode_B, members))
                 yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
 
-    def shard(self, rank: int, world: int) -> TokenBatch:
-        """What one of `world` processes scores: whole episodes, about as many tokens each; every denominator stays.
-
-        So losses and gradients of the processes are summed, never averaged. A process may get no row at all.
-
-        Raises:
-            ConfigError: there is no such rank.
-        """
-        if not 0 <= rank < world:
-            raise ConfigError(f"rank={rank} must be from 0 to world={world} minus 1")
-        tokens: dict[int, int] = {}
-        for owner, length in zip(self.episode_B.tolist(), self.lengths_B.tolist(), strict=True):
-            tokens[owner] = tokens.get(owner, 0) + length
-        loads, mine = [0] * world, list[int]()
-        for owner in sorted(tokens, key=lambda one: (-tokens[one], one)):
-            least = loads.index(min(loads))
-            loads[least] += tokens[owner]
-            mine += [owner] if least == rank else []
-        return self.rows(
-            torch.isin(self.episode_B, torch.tensor(mine, dtype=torch.int64, device=self.episode_B.device))
-        )
-
-    def idle(self) -> TokenBatch:
-        """One row without a trained token, for a process that must take part and has nothing left to score."""
-        there = {name: getattr(self, name) for name in _ROW_FIELDS}
-        blank: dict[str, Any] = {
-            name: tensor.new_zeros(1, 2, *tensor.shape[2:]) for name, tensor in there.items() if tensor is not None
-        }
-        owner_B = self.tokens_E.argmax()[None]  # an episode that has tokens, so that its mean over them exists
-        return replace(self, episode_B=owner_B, **blank | {"attention_BT": torch.ones_like(blank["attention_BT"])})
-
     def informative(self) -> TokenBatch:
         """Only episodes with an advantage other than zero; denominators stay, so the policy gradient stays the same.
 
@@ -258,6 +217,19 @@ class TokenBatch:
         signal_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
         signal_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
         return self.rows(signal_E[self.episode_B])
+
+
+def in_parts(
+    batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
+) -> tuple[Tensor, ...]:
+    """What a function says of every micro-batch, each tensor (B, T) put together again; zeros where it was cut."""
+    whole: list[Tensor] = []
+    for index in batch.chunks(micro_tokens):
+        found = look(batch.rows(index))
+        whole = whole or [part.new_zeros(batch.mask_BT.shape) for part in found]
+        for target_BT, part in zip(whole, found, strict=True):
+            target_BT[index.to(part.device), : part.shape[1]] = part
+    return tuple(whole)
 
 
 def groups_with_signal(batch: TokenBatch) -> TokenBatch:

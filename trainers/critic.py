@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.engines.loading import load_critic, scalar_head
 from agentrl.errors import TrainingError
-from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.batch import TokenBatch, in_parts
 from agentrl.trainers.config import CriticSettings
 from agentrl.trainers.losses import by_token, keep
 from agentrl.trainers.parts import Aggregate, Step, with_options
@@ -218,7 +218,7 @@ class Critic:
         def look(micro: TokenBatch) -> tuple[Tensor]:
             return (values(self.model, micro.to(self._device)).to(batch.mask_BT.device),)
 
-        found = batch.in_parts(look, self.micro_tokens)
+        found = in_parts(batch, look, self.micro_tokens)
         return replace(batch, values_BT=found[0] if found else torch.zeros(batch.mask_BT.shape))
 
     def fit(self, batch: TokenBatch, seed: int) -> dict[str, float]:

@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from agentrl.errors import TrainingError
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.batch_metrics import lost_reward_metrics, staleness_metrics, token_metrics
-from agentrl.trainers.critic import monte_carlo
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics, system_metrics
 from agentrl.trainers.parity import Tokens, gap_metrics, ratio_metrics, trained_tokens
+from agentrl.trainers.prepare import credit, prepare
 from agentrl.trainers.run import Run
 from agentrl.trainers.scoring import EntropyMode, PolicyOutput, token_logprobs
 from agentrl.trajectory import Group
@@ -71,16 +69,6 @@ def train(run: Run) -> None:
             raise TrainingError(f"{quiet} rounds in a row gave no signal: {why_quiet(groups)}")
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             run.save(step + 1)
-
-
-def credit(run: Run, batch: TokenBatch, step: int) -> TokenBatch:
-    """The batch with its advantages; with Monte-Carlo returns while a critic is pre-trained."""
-    recipe = run.recipe
-    if not len(batch):
-        return batch
-    if run.critic and run.critic.is_pretraining(step):
-        recipe = replace(recipe, credit=monte_carlo(recipe.credit))
-    return recipe.advantage(batch)
 
 
 def learn(run: Run, packed: TokenBatch, batch: TokenBatch, step: int) -> dict[str, float]:
@@ -138,33 +126,6 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
         if history[-1]["approx_kl"] > recipe.kl_budget:
             break
     return _summarize(history) | run.watch.effective(ratio_metrics(tokens)), trained
-
-
-def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
-    """The batch with what the recipe needs of models that this step does not move."""
-    if not len(batch):
-        return batch
-    needs, moved = run.recipe.needs, batch.to(run.model.device)
-    if run.reference is not None:
-        moved = replace(moved, ref_logprobs_BT=_frozen(run, run.reference, moved).logprobs_BT)
-    if needs & {"proximal", "entropy"}:
-        found = _frozen(run, run.model, moved)
-        proximal_BT = found.logprobs_BT if "proximal" in needs else None
-        moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
-    return run.critic.predict(moved) if run.critic else moved
-
-
-@torch.no_grad()
-def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch) -> PolicyOutput:
-    """What a model says about a whole batch, in micro-batches and without gradient."""
-    model.eval()
-
-    def look(micro: TokenBatch) -> tuple[Tensor, ...]:
-        output = token_logprobs(model, micro, run.config.temperature)
-        assert output.entropy_BT is not None
-        return output.logprobs_BT, output.entropy_BT
-
-    return PolicyOutput(*batch.in_parts(look, run.config.compute.micro_tokens))
 
 
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:

@@ -1,4 +1,4 @@
-"""From per-token losses to one scalar: aggregation with fixed denominators, the sum of all terms, and its metrics.
+"""PPO's clip; aggregates with fixed denominators; the sum of all terms as one scalar, and its metrics.
 
 Everything is pure. Values at mask 0 are replaced by zeros *before* arithmetic, so garbage there reaches neither the
 value nor the gradient. Aggregations are sums over denominators of the whole optimizer step, so micro-batches add up.
@@ -23,6 +23,25 @@ RATIO_EDGES = (0.5, 0.8, 1.25, 2.0)
 def keep(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """The values at mask 1 and exact zeros elsewhere, whatever stands there (NaN included)."""
     return torch.where(mask_BT.bool(), values_BT, 0.0)
+
+
+def importance_ratio(output: PolicyOutput, batch: TokenBatch) -> Tensor:
+    """ρ = π/π_anchor per token; log ρ is clamped to ±20, beyond which it has no gradient."""
+    return (output.logprobs_BT - batch.anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_objective(ratio: Tensor, batch: TokenBatch, clip_low: float, clip_high: float) -> Tensor:
+    """-min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) for ratios that broadcast to (B, T)."""
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -torch.minimum(ratio * batch.advantages_BT, bounded * batch.advantages_BT)
+
+
+def ppo_clip(output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
+    """PPO: -min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) per token. https://arxiv.org/abs/1707.06347.
+
+    Unequal bounds are DAPO's clip-higher (https://arxiv.org/abs/2503.14476).
+    """
+    return clipped_objective(importance_ratio(output, batch), batch, clip_low, clip_high)
 
 
 def by_token(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:

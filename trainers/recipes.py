@@ -47,13 +47,13 @@ from agentrl.trainers.credit import (
     reward_to_go,
     whiten,
 )
-from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token
+from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, ppo_clip
 from agentrl.trainers.made_up import made_up
 from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
 from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, simko
 from agentrl.trainers.selections import clip_cov, select_forks, select_kl_cov, train_high_entropy
 from agentrl.trainers.sequence_surrogates import gmpo, gspo, topr, vespo
-from agentrl.trainers.surrogates import cispo, dppo_tv, importance_weighted, ppo_clip, sapo
+from agentrl.trainers.surrogates import cispo, dppo_tv, importance_weighted, sapo
 
 ARXIV = "https://arxiv.org/abs"
 AGGREGATES: dict[str, Aggregate] = {

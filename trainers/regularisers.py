@@ -15,9 +15,9 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.losses import importance_ratio, ppo_clip
 from agentrl.trainers.parts import needs
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import importance_ratio, ppo_clip
 
 
 def kl_k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:

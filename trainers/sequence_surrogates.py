@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from agentrl.trainers.batch import TokenBatch
-from agentrl.trainers.losses import MAX_LOG_RATIO, keep
+from agentrl.trainers.losses import MAX_LOG_RATIO, clipped_objective, keep
 from agentrl.trainers.scoring import PolicyOutput
-from agentrl.trainers.surrogates import clipped_objective, weighted_policy_gradient
+from agentrl.trainers.surrogates import weighted_policy_gradient
 
 
 def episode_sum(values_BT: Tensor, batch: TokenBatch) -> Tensor:

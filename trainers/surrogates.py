@@ -2,8 +2,8 @@
 
 Every function is a `Term`: it reads `output.logprobs_BT` (with gradient), `batch.anchor_BT` (what ratios are against)
 and `batch.advantages_BT`, all exact zeros at mask 0, and returns a loss of shape (B, T) that is 0 there. With the
-anchor equal to the policy, each has the gradient of `policy_gradient`. Surrogates whose ratio belongs to a whole
-episode are in `sequence_surrogates`.
+anchor equal to the policy, each has the gradient of `policy_gradient`. PPO's own clip is in `losses`; surrogates whose
+ratio belongs to a whole episode are in `sequence_surrogates`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,14 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import TokenBatch
-from agentrl.trainers.losses import MAX_LOG_RATIO
+from agentrl.trainers.losses import importance_ratio, ppo_clip
 from agentrl.trainers.parts import needs
 from agentrl.trainers.scoring import PolicyOutput
-
-
-def importance_ratio(output: PolicyOutput, batch: TokenBatch) -> Tensor:
-    """ρ = π/π_anchor per token; log ρ is clamped to ±20, beyond which it has no gradient."""
-    return (output.logprobs_BT - batch.anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def weighted_policy_gradient(weights_BT: Tensor, output: PolicyOutput, batch: TokenBatch) -> Tensor:
     """-w·A·log π, where no gradient flows through the weight."""
     return -weights_BT.detach() * batch.advantages_BT * output.logprobs_BT
-
-
-def clipped_objective(ratio: Tensor, batch: TokenBatch, clip_low: float, clip_high: float) -> Tensor:
-    """-min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) for ratios that broadcast to (B, T)."""
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio * batch.advantages_BT, bounded * batch.advantages_BT)
 
 
 def policy_gradient(output: PolicyOutput, batch: TokenBatch) -> Tensor:
@@ -46,14 +35,6 @@ def importance_weighted(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     With the regulariser `anchor_kl` it is PPO's penalty form.
     """
     return -importance_ratio(output, batch) * batch.advantages_BT
-
-
-def ppo_clip(output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
-    """PPO: -min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) per token. https://arxiv.org/abs/1707.06347.
-
-    Unequal bounds are DAPO's clip-higher (https://arxiv.org/abs/2503.14476).
-    """
-    return clipped_objective(importance_ratio(output, batch), batch, clip_low, clip_high)
 
 
 def ppo_dual_clip(

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.batch import TokenBatch, in_parts
 from benchmarks.parts.update_work import Work, episodes, qwen2
 
 RATE = 1e-6
@@ -92,7 +92,7 @@ def ours(work: Work) -> None:
 
     def sampled() -> TokenBatch:
         """The rows as if the policy had just sampled them."""
-        (old_BT,) = batch.in_parts(score, run.config.micro_tokens)
+        (old_BT,) = in_parts(batch, score, run.config.compute.micro_tokens)
         return replace(batch, old_logprobs_BT=old_BT)
 
     step = 0

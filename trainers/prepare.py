@@ -1,0 +1,50 @@
+"""What a recipe reads beside tokens and outcomes, made ready before the update: reference, anchor, values, credit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from agentrl.trainers.batch import TokenBatch, in_parts
+from agentrl.trainers.critic import monte_carlo
+from agentrl.trainers.run import Run
+from agentrl.trainers.scoring import PolicyOutput, token_logprobs
+
+
+def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
+    """The batch with what the recipe needs of models that this step does not move."""
+    if not len(batch):
+        return batch
+    needs, moved = run.recipe.needs, batch.to(run.model.device)
+    if run.reference is not None:
+        moved = replace(moved, ref_logprobs_BT=_frozen(run, run.reference, moved).logprobs_BT)
+    if needs & {"proximal", "entropy"}:
+        found = _frozen(run, run.model, moved)
+        proximal_BT = found.logprobs_BT if "proximal" in needs else None
+        moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
+    return run.critic.predict(moved) if run.critic else moved
+
+
+@torch.no_grad()
+def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch) -> PolicyOutput:
+    """What a model says about a whole batch, in micro-batches and without gradient."""
+    model.eval()
+
+    def look(micro: TokenBatch) -> tuple[Tensor, ...]:
+        output = token_logprobs(model, micro, run.config.temperature)
+        assert output.entropy_BT is not None
+        return output.logprobs_BT, output.entropy_BT
+
+    return PolicyOutput(*in_parts(batch, look, run.config.compute.micro_tokens))
+
+
+def credit(run: Run, batch: TokenBatch, step: int) -> TokenBatch:
+    """The batch with its advantages; with Monte-Carlo returns while a critic is pre-trained."""
+    recipe = run.recipe
+    if not len(batch):
+        return batch
+    if run.critic and run.critic.is_pretraining(step):
+        recipe = replace(recipe, credit=monte_carlo(recipe.credit))
+    return recipe.advantage(batch)
