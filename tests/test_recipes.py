@@ -8,19 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe_cases import (
-    CASES,
+from recipe_cases import CASES, PAID, SIGNAL, credited, groups_of, learnt, output_of
+from recipe_checks import (
     CHECKS,
-    PAID,
-    SIGNAL,
     check_micro_batches_add_up,
     check_nothing_earned_is_nothing_learnt,
     check_the_kl_gradient,
-    credited,
-    groups_of,
-    learnt,
     louder_twice,
-    output_of,
 )
 
 from agentrl.errors import ConfigError

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from recipe_cases import (
-    PAID,
+from recipe_cases import PAID, row_fields
+from recipe_checks import (
     check_a_late_reward_arrives,
     check_an_episode_in_two_rows_is_one,
     check_garbage_outside_the_mask_is_not_read,
@@ -17,7 +17,6 @@ from recipe_cases import (
     check_nothing_earned_is_nothing_learnt,
     check_the_kl_gradient,
     check_the_same_groups_twice_are_the_same_loss,
-    row_fields,
 )
 
 from agentrl.trainers.advantages import spread, total_reward_E
@@ -261,6 +260,7 @@ def against_a_guess(batch):
 
 discounted = partial(reward_to_go, gamma=0.9)
 
+ALL_OF_THEM = {"imitate_coef": 0.1, "imitate_from": 0.0}
 MUTANTS = {
     check_masked_tokens_change_nothing: {
         "gae decays through observations": row("ppo", credit=(through_observations(partial(gae, lam=0.7)), whiten)),
