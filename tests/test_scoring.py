@@ -90,8 +90,12 @@ def check_the_head(dtype, tolerance, chunk):
     weights = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((40,), (40,), (40, 5))]
     found, expected = project(*leaves, targets, reading, chunk), read_logits(exact[0] @ exact[1].T, targets, reading)
     for output in (found, expected):
-        sum((part * w).sum() for part, w in zip(output, weights, strict=True)).backward()
-    pairs = [*zip(found, expected, strict=True), *((a.grad, b.grad) for a, b in zip(leaves, exact, strict=True))]
+        sum((part * w).sum() for part, w in zip(output[:3], weights, strict=True)).backward()
+    assert torch.equal(found.top_ids_NK, expected.top_ids_NK)
+    pairs = [
+        *zip(found[:3], expected[:3], strict=True),
+        *((a.grad, b.grad) for a, b in zip(leaves, exact, strict=True)),
+    ]
     for ours, theirs in pairs:
         assert float((ours - theirs).detach().abs().max()) < tolerance * float(theirs.detach().abs().max())
 
@@ -292,3 +296,22 @@ def test_another_thread_may_sample_while_one_scores():
 def test_scoring_refuses_senseless_settings(temperature, settings):
     with pytest.raises(ValueError, match="must be positive"):
         token_logprobs(tiny_model(), multi_turn_batch(), temperature, **settings)
+
+
+@pytest.mark.parametrize("chunk", [3, 1000])
+def test_top_tokens_that_the_batch_names_are_the_ones_that_are_scored(chunk):
+    """DPPO compares both policies on the anchor's likeliest tokens, not each on its own."""
+    anchor, model, batch = tiny_model(torch.float64, seed=1), tiny_model(torch.float64), multi_turn_batch()
+    first = token_logprobs(anchor, batch, chunk=chunk, top=3)
+    named = replace(batch, top_ids_BTK=first.top_ids_BTK)
+    found = token_logprobs(model, named, chunk=chunk, top=3)
+    assert torch.equal(found.top_ids_BTK, first.top_ids_BTK)
+    logp_BTV = model(input_ids=batch.ids_BT).logits.log_softmax(-1).roll(1, 1)
+    expected = logp_BTV.gather(-1, first.top_ids_BTK)[batch.mask_BT]
+    assert torch.allclose(found.top_logprobs_BTK[batch.mask_BT], expected, atol=1e-10)
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    (found.top_logprobs_BTK[batch.mask_BT] * weights).sum().backward()
+    ours = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    (expected * weights).sum().backward()
+    assert all(torch.allclose(a, p.grad, atol=1e-10) for a, p in zip(ours, model.parameters(), strict=True))

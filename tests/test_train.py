@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ from agentrl.trainers import checkpoint
 from agentrl.trainers.batch import pack
 from agentrl.trainers.config import TrainConfig, check_config, read_config
 from agentrl.trainers.loop import TrainingError, train, why_quiet
+from agentrl.trainers.recipes import RECIPES
 from agentrl.trainers.run import Run
 from agentrl.trainers.session import run_training
+from agentrl.trainers.surrogates import dppo_topk_kl
 
 TOY = f"{Path(__file__).parent / 'toy_envs.py'}:Parity"
 
@@ -119,6 +122,13 @@ def test_compute_settings_train_and_resume(model, tmp_path, compute):
 def test_bfloat16_samples_and_scores_alike(model, tmp_path):
     rows = run(settings(model, compute={"dtype": "bfloat16"}, steps=3, eval_every=0), tmp_path / "a")
     assert 0 < rows[0]["parity/gap_mean"] < 0.05
+
+
+def test_a_run_compares_policies_on_the_likeliest_tokens(model, tmp_path, monkeypatch):
+    mine = replace(RECIPES["dppo"], name="mine", surrogate=partial(dppo_topk_kl, divergence_max=1e-6))
+    monkeypatch.setitem(RECIPES, "mine", mine)
+    change = {"recipe": "mine", "steps": 1, "eval_every": 0, "minibatches": 4, "learning_rate": 1e-2}
+    assert run(settings(model, **change), tmp_path / "a")[0]["policy/clip_low"] > 0, "later steps leave the region"
 
 
 def test_training_moves_towards_reward(model, tmp_path):

@@ -222,11 +222,11 @@ class TokenBatch:
 def in_parts(
     batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
 ) -> tuple[Tensor, ...]:
-    """What a function says of every micro-batch, each tensor (B, T) put together again; zeros where it was cut."""
+    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros where it was cut."""
     whole: list[Tensor] = []
     for index in batch.chunks(micro_tokens):
         found = look(batch.rows(index))
-        whole = whole or [part.new_zeros(batch.mask_BT.shape) for part in found]
+        whole = whole or [part.new_zeros(*batch.mask_BT.shape, *part.shape[2:]) for part in found]
         for target_BT, part in zip(whole, found, strict=True):
             target_BT[index.to(part.device), : part.shape[1]] = part
     return tuple(whole)

@@ -30,19 +30,22 @@ class Reading(NamedTuple):
         temperature: what they are divided by.
         entropy: whether entropies are computed (zeros if not).
         top: K, for how many of the likeliest tokens log-probabilities are given.
+        top_ids_NK: the tokens that these are about; None: the likeliest.
     """
 
     temperature: float = 1.0
     entropy: bool = True
     top: int = 0
+    top_ids_NK: Tensor | None = None
 
 
 class HeadOutput(NamedTuple):
-    """Log-probability of each target, entropy of its distribution, log-probabilities of the K likeliest tokens."""
+    """Log-probability of each target, entropy of its distribution, log-probabilities and ids of the K top tokens."""
 
     logprobs_N: Tensor
     entropy_N: Tensor
     top_NK: Tensor
+    top_ids_NK: Tensor
 
 
 def default_chunk(vocabulary: int) -> int:
@@ -56,7 +59,7 @@ def project(states_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, reading: Re
     Products are summed in float32, also where states and weights are bfloat16 (in float64 where they are float64);
     gradients are summed over chunks in the same precision. At most `chunk` × V logits exist at a time.
     """
-    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Projection.apply
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Projection.apply
     return HeadOutput(*apply(states_Nd, weight_Vd, targets_N, reading, chunk))
 
 
@@ -66,7 +69,15 @@ def read_logits(logits_NV: Tensor, targets_N: Tensor, reading: Reading) -> HeadO
     logp_NV = logits_NV.log_softmax(-1)
     logprobs_N = logp_NV.gather(-1, targets_N[:, None])[:, 0]
     entropy_N = -(logp_NV.exp() * logp_NV).sum(-1) if reading.entropy else torch.zeros_like(logprobs_N)
-    return HeadOutput(logprobs_N, entropy_N, logp_NV.topk(reading.top).values)
+    return HeadOutput(logprobs_N, entropy_N, *_top(logp_NV, reading.top, reading.top_ids_NK))
+
+
+def _top(logp_NV: Tensor, count: int, ids_NK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and ids of these tokens, or of the likeliest."""
+    if ids_NK is None:
+        found_NK, ids_NK = logp_NV.topk(count)
+        return found_NK, ids_NK
+    return logp_NV.gather(-1, ids_NK), ids_NK
 
 
 class _Projection(torch.autograd.Function):
@@ -75,7 +86,7 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, states_Nd: Tensor, weight_Vd: Tensor, targets_N: Tensor, reading: Reading, chunk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an entropy that is only looked at costs no backward pass
         dtype = torch.promote_types(torch.promote_types(states_Nd.dtype, weight_Vd.dtype), torch.float32)
         count = len(states_Nd)
@@ -89,14 +100,16 @@ class _Projection(torch.autograd.Function):
             logp_nV = _log_softmax(states_Nd[part], weight_Vd, reading.temperature, dtype)
             logprobs_N[part] = logp_nV.gather(-1, targets_N[part, None])[:, 0]
             if reading.top:
-                top_NK[part], top_ids_NK[part] = logp_nV.topk(reading.top)
+                asked = None if reading.top_ids_NK is None else reading.top_ids_NK[part]
+                top_NK[part], top_ids_NK[part] = _top(logp_nV, reading.top, asked)
             if reading.entropy:
                 entropy_N[part] = -torch.linalg.vecdot(logp_nV.exp(), logp_nV)
             kept = logp_nV if count <= chunk and any(ctx.needs_input_grad) else None
             del logp_nV  # before the next chunk's exist
         ctx.save_for_backward(states_Nd, weight_Vd, targets_N, entropy_N, top_ids_NK, kept)
         ctx.temperature, ctx.chunk, ctx.dtype = reading.temperature, chunk, dtype
-        return logprobs_N, entropy_N, top_NK
+        ctx.mark_non_differentiable(top_ids_NK)
+        return logprobs_N, entropy_N, top_NK, top_ids_NK
 
     @staticmethod
     @once_differentiable
@@ -107,7 +120,7 @@ class _Projection(torch.autograd.Function):
         to_weight = torch.zeros_like(weight_Vd, dtype=ctx.dtype) if wanted_weight else None
         for part in _parts(len(states_Nd), ctx.chunk):
             logp_nV = kept if kept is not None else _log_softmax(states_Nd[part], weight_Vd, ctx.temperature, ctx.dtype)
-            given = [None if gradient is None else gradient[part] for gradient in gradients]
+            given = [None if gradient is None else gradient[part] for gradient in gradients[:3]]
             to_logits_nV = _to_logits(logp_nV, targets_N[part], top_ids_NK[part], entropy_N[part], given)
             del logp_nV
             to_logits_nV /= ctx.temperature

@@ -22,13 +22,10 @@ from agentrl.trainers.batch_metrics import lost_reward_metrics, staleness_metric
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics, system_metrics
 from agentrl.trainers.parity import Tokens, gap_metrics, ratio_metrics, trained_tokens
-from agentrl.trainers.prepare import credit, prepare
+from agentrl.trainers.prepare import LIKELIEST, credit, prepare
 from agentrl.trainers.run import Run
 from agentrl.trainers.scoring import EntropyMode, PolicyOutput, token_logprobs
 from agentrl.trajectory import Group
-
-LIKELIEST = 3
-"""How many of the likeliest tokens are scored where a part of the recipe reads them (SimKO's paper takes 3)."""
 
 MAX_QUIET_ROUNDS = 5
 """Rounds without signal and without success after which training is stopped."""
@@ -131,7 +128,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens."""
     mode: EntropyMode = "gradient" if "entropy_gradient" in run.recipe.needs else "value"
-    top = LIKELIEST if "top" in run.recipe.needs else 0
+    top = LIKELIEST if run.recipe.needs & {"top", "anchor_top"} else 0
     return token_logprobs(run.model, micro, run.config.temperature, entropy=mode, top=top)
 
 

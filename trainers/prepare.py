@@ -12,6 +12,9 @@ from agentrl.trainers.critic import monte_carlo
 from agentrl.trainers.run import Run
 from agentrl.trainers.scoring import PolicyOutput, token_logprobs
 
+LIKELIEST = 3
+"""How many of the likeliest tokens are scored where a part of the recipe reads them (SimKO's paper takes 3)."""
+
 
 def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
     """The batch with what the recipe needs of models that this step does not move."""
@@ -20,22 +23,23 @@ def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
     needs, moved = run.recipe.needs, batch.to(run.model.device)
     if run.reference is not None:
         moved = replace(moved, ref_logprobs_BT=_frozen(run, run.reference, moved).logprobs_BT)
-    if needs & {"proximal", "entropy"}:
-        found = _frozen(run, run.model, moved)
-        proximal_BT = found.logprobs_BT if "proximal" in needs else None
+    if needs & {"proximal", "entropy", "anchor_top"}:
+        found = _frozen(run, run.model, moved, LIKELIEST if "anchor_top" in needs else 0)
+        proximal_BT = found.logprobs_BT if needs & {"proximal", "anchor_top"} else None
         moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
+        moved = replace(moved, top_logprobs_BTK=found.top_logprobs_BTK, top_ids_BTK=found.top_ids_BTK)
     return run.critic.predict(moved) if run.critic else moved
 
 
 @torch.no_grad()
-def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch) -> PolicyOutput:
+def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch, top: int = 0) -> PolicyOutput:
     """What a model says about a whole batch, in micro-batches and without gradient."""
     model.eval()
 
     def look(micro: TokenBatch) -> tuple[Tensor, ...]:
-        output = token_logprobs(model, micro, run.config.temperature)
-        assert output.entropy_BT is not None
-        return output.logprobs_BT, output.entropy_BT
+        output = token_logprobs(model, micro, run.config.temperature, top=top)
+        told = (output.logprobs_BT, output.entropy_BT, output.top_logprobs_BTK, output.top_ids_BTK)
+        return tuple(part_BT for part_BT in told if part_BT is not None)
 
     return PolicyOutput(*in_parts(batch, look, run.config.compute.micro_tokens))
 

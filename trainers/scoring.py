@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -28,18 +28,23 @@ class PolicyOutput:
         entropy_BT: entropy (nats) of the distribution each token was drawn from, if asked for.
         top_logprobs_BTK: log-probabilities of the K likeliest tokens, likeliest first, with gradient, if asked for;
             of the tokens `batch.top_ids_BTK`, in that order, where the batch names them.
+        top_ids_BTK: which tokens these are.
     """
 
     logprobs_BT: Tensor
     entropy_BT: Tensor | None = None
     top_logprobs_BTK: Tensor | None = None
+    top_ids_BTK: Tensor | None = None
 
     def silent(self, mask_BT: Tensor) -> PolicyOutput:
         """The same with exact zeros at mask 0, whatever stood there."""
-        parts = (self.logprobs_BT, self.entropy_BT, self.top_logprobs_BTK)
-        masks = (mask_BT, mask_BT, mask_BT[..., None])
-        filled = [None if x is None else torch.where(mask, x, 0.0) for x, mask in zip(parts, masks, strict=True)]
-        return PolicyOutput(*filled)  # type: ignore[arg-type]
+        entropy_BT, top_BTK = self.entropy_BT, self.top_logprobs_BTK
+        return replace(
+            self,
+            logprobs_BT=torch.where(mask_BT, self.logprobs_BT, 0.0),
+            entropy_BT=None if entropy_BT is None else torch.where(mask_BT, entropy_BT, 0.0),
+            top_logprobs_BTK=None if top_BTK is None else torch.where(mask_BT[..., None], top_BTK, 0.0),
+        )
 
 
 def token_logprobs(
@@ -67,7 +72,7 @@ def token_logprobs(
         temperature: of the sampler; logits are divided by it.
         chunk: trained tokens whose logits exist at a time (chunk × vocabulary × 4 bytes); None: as many as fit 64 MiB.
         entropy: leave it out, compute its value, or compute it with gradient (for an entropy bonus).
-        top: K, how many of the likeliest tokens to give; 0: none.
+        top: K, how many of the likeliest tokens to give; 0: none. Where the batch names top tokens, those are given.
 
     Raises:
         ValueError: the temperature or the chunk is not positive, or `top` is negative.
@@ -76,7 +81,8 @@ def token_logprobs(
         raise ValueError(f"temperature={temperature} and chunk={chunk} must be positive, top={top} not negative")
     predicted_BT = batch.mask_BT[:, 1:]
     targets_N = batch.ids_BT[:, 1:][predicted_BT]
-    reading = Reading(temperature, entropy != "off", top)
+    asked_NK = batch.top_ids_BTK[:, 1:][predicted_BT] if top and batch.top_ids_BTK is not None else None
+    reading = Reading(temperature, entropy != "off", top if asked_NK is None else asked_NK.shape[-1], asked_NK)
     way = _way(model, batch.ids_BT)
 
     def read(states_BTd: Tensor) -> HeadOutput:
@@ -95,6 +101,7 @@ def token_logprobs(
         _scatter(batch.mask_BT, found.logprobs_N),
         None if entropy == "off" else _scatter(batch.mask_BT, entropy_N),
         _scatter(batch.mask_BT, found.top_NK) if top else None,
+        _scatter(batch.mask_BT, found.top_ids_NK) if top else None,
     )
 
 
@@ -137,13 +144,16 @@ def _head_does(head: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]
 def _call_with_head(model: Any, ids_BT: Tensor, read: Callable[[Tensor], HeadOutput]) -> HeadOutput:
     """Run the model and let its output layer return what is read off the hidden states, packed as (1, N, 2 + K)."""
 
+    ids: list[Tensor] = []
+
     def forward(states_BTd: Tensor) -> Tensor:
         found = read(states_BTd)
+        ids.append(found.top_ids_NK)
         return torch.cat([found.logprobs_N[None, :, None], found.entropy_N[None, :, None], found.top_NK[None]], 2)
 
     with _head_does(_output_layer(model), forward):
         packed_NX = model(input_ids=ids_BT, use_cache=False).logits[0]
-    return HeadOutput(packed_NX[:, 0], packed_NX[:, 1], packed_NX[:, 2:])
+    return HeadOutput(packed_NX[:, 0], packed_NX[:, 1], packed_NX[:, 2:], ids[-1])
 
 
 def _own_logits(model: Any, ids_BT: Tensor, predicted_BT: Tensor, way: _Way) -> Tensor:
