@@ -17,10 +17,14 @@ from agentrl.trainers.models import Compute
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+"""Numbers are finite, and neither text nor truth values are taken for one."""
+
+
 class Schedule(BaseModel):
     """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     warmup: int = Field(default=0, ge=0)
     """Rounds until the peak."""
@@ -35,7 +39,7 @@ class Schedule(BaseModel):
 class CriticSettings(BaseModel):
     """The critic of a recipe that needs one (PPO, VAPO)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     model: str = ""
     """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the policy's, with V = 0."""
@@ -43,7 +47,7 @@ class CriticSettings(BaseModel):
     """Of AdamW, the same in every round: ten times the policy's default."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the tokens of a round, each in as many minibatches as the policy's."""
-    value_clip: float = Field(default=0.5, gt=0)
+    value_clip: float = Field(default=0.5, gt=0, allow_inf_nan=True)
     """How far a value can move within a round, in units of the reward; `inf`: as far as it likes."""
     warmup: int = Field(default=0, ge=0)
     """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has 50)."""
@@ -52,7 +56,7 @@ class CriticSettings(BaseModel):
 class TrainConfig(BaseModel):
     """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
     env: str
     """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
