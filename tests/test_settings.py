@@ -7,7 +7,7 @@ import math
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.config import CriticSettings, check_config, read_config, validated, write_config
+from agentrl.trainers.config import CriticSettings, Schedule, check_config, read_config, validated, write_config
 from agentrl.trainers.recipes import RECIPES, recipe
 
 INF, NAN = math.inf, math.nan
@@ -104,3 +104,13 @@ def test_refill_needs_groups_in_which_rewards_can_differ(name):
     with pytest.raises(ConfigError, match="group_size=1"):
         recipe(name, refill=True).refuse_group_size(1)
     recipe(name, refill=True).refuse_group_size(8)
+
+
+def test_the_learning_rate_rises_to_its_peak_in_a_straight_line_and_falls_in_one():
+    shares = [Schedule(warmup=4, final=0.1).share(step, 10) for step in range(10)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[-1] == pytest.approx(0.1)
+    falls = [before - after for before, after in zip(shares[3:], shares[4:], strict=False)]
+    assert falls == pytest.approx([0.15] * 6)
+    assert [Schedule().share(step, 3) for step in range(3)] == [1.0] * 3
+    assert [Schedule(final=0.0).share(step, 3) for step in range(3)] == [1.0, 0.5, 0.0]
+    assert Schedule(warmup=5).share(1, 2) == 0.4 and Schedule(warmup=1, final=0.5).share(0, 1) == 1.0

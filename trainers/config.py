@@ -33,7 +33,10 @@ class Schedule(BaseModel):
 
     def share(self, step: int, steps: int) -> float:
         """Share of the peak in round `step` (from 0) of `steps`."""
-        return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
+        peak = max(0, self.warmup - 1)
+        if step < peak:
+            return (step + 1) / self.warmup
+        return 1 - (1 - self.final) * (step - peak) / max(1, steps - 1 - peak)
 
 
 class CriticSettings(BaseModel):
