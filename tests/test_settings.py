@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -109,7 +110,7 @@ def test_refill_needs_groups_in_which_rewards_can_differ(name):
 def test_the_learning_rate_rises_to_its_peak_in_a_straight_line_and_falls_in_one():
     shares = [Schedule(warmup=4, final=0.1).share(step, 10) for step in range(10)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[-1] == pytest.approx(0.1)
-    falls = [before - after for before, after in zip(shares[3:], shares[4:], strict=False)]
+    falls = [before - after for before, after in itertools.pairwise(shares[3:])]
     assert falls == pytest.approx([0.15] * 6)
     assert [Schedule().share(step, 3) for step in range(3)] == [1.0] * 3
     assert [Schedule(final=0.0).share(step, 3) for step in range(3)] == [1.0, 0.5, 0.0]

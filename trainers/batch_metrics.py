@@ -16,25 +16,31 @@ TURNS = 8
 
 
 def token_metrics(batch: TokenBatch) -> dict[str, float]:
-    """Shares by role of the tokens that are read, and of the gradient; shares of the gradient by turn.
+    """Shares by role of the tokens that are read.
 
     A role is who wrote the token: the prompt (before the first sampled turn), the policy (sampled; reread where an
-    earlier branch trains it), or a tool or user (observed). The gradient of a token counts by |weight · advantage|,
-    whether or not the mask lets it through: any share but that of sampled tokens is an error.
+    earlier branch trains it), or a tool or user (observed).
+    """
+    return _shares("tokens", [(_roles(batch), batch.attention_BT.double())])
+
+
+def gradient_metrics(trained: Sequence[TokenBatch]) -> dict[str, float]:
+    """Shares by role and by turn of the gradient. A token counts by |weight · advantage|, whether or not the mask lets
+    it through: any share but that of sampled tokens is an error.
 
     Args:
-        batch: with advantages, and weights where a correction makes them; before `informative`.
+        trained: the batches of a round's optimizer steps, corrected, before `informative`.
     """
-    metrics = _shares("tokens", _roles(batch), batch.attention_BT.double())
-    push_BT = batch.advantages_BT.nan_to_num().abs().double()
-    if batch.weights_BT is not None:
-        push_BT = push_BT * batch.weights_BT.nan_to_num()
-    if not push_BT.any():
-        return metrics
-    turns = {f"turn_{turn}": batch.turn_BT == turn for turn in range(TURNS)}
-    turns[f"turn_{TURNS}_on"] = batch.turn_BT >= TURNS
-    shares = _shares("gradient", _roles(batch) | turns, push_BT)
-    return metrics | {name: share for name, share in shares.items() if share or "turn" not in name}
+    parts = list[tuple[dict[str, Tensor], Tensor]]()
+    for batch in trained:
+        push_BT = batch.advantages_BT.nan_to_num().abs().double()
+        if batch.weights_BT is not None:
+            push_BT = push_BT * batch.weights_BT.nan_to_num()
+        turns = {f"turn_{turn}": batch.turn_BT == turn for turn in range(TURNS)}
+        turns[f"turn_{TURNS}_on"] = batch.turn_BT >= TURNS
+        parts.append((_roles(batch) | turns, push_BT))
+    shares = _shares("gradient", parts)
+    return {name: share for name, share in shares.items() if share or "turn" not in name}
 
 
 def staleness_metrics(batch: TokenBatch, version: int) -> dict[str, float]:
@@ -92,8 +98,12 @@ def _roles(batch: TokenBatch) -> dict[str, Tensor]:
     }
 
 
-def _shares(kind: str, where: dict[str, Tensor], amount_BT: Tensor) -> dict[str, float]:
-    total = float(amount_BT.sum())
+def _shares(kind: str, parts: Sequence[tuple[dict[str, Tensor], Tensor]]) -> dict[str, float]:
+    """For each batch, where the amounts are that a name is about, and the amounts (B, T) -> shares of all of them."""
+    total = sum(float(amount_BT.sum()) for _, amount_BT in parts)
     if not total:
         return {}
-    return {f"{kind}/{name}": float(amount_BT[there_BT].sum()) / total for name, there_BT in where.items()}
+    names = parts[0][0]
+    return {
+        f"{kind}/{name}": sum(float(amount[where[name]].sum()) for where, amount in parts) / total for name in names
+    }

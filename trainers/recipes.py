@@ -81,8 +81,8 @@ class Recipe:
             large learning rates safe, at a price: the baseline no longer cancels, so the estimator is biased towards
             repeating what worked (at 0 it is fine-tuning on the better half of every group).
         filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics still count them.
-        refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic sampling); what metrics
-            say of reward is of the round's own tasks alone, so choosing does not colour it.
+        refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic sampling); metrics of
+            rollouts are of the round's own tasks alone, so choosing does not colour them.
         epochs: how often a round's episodes are gone through.
         kl_budget: nats per token that the policy may move in one round; what is left of the round is then skipped.
         reset_every: rounds after which the reference becomes the present policy and the optimizer forgets (ProRL);

@@ -188,21 +188,23 @@ class Run:
         self.watch.open(self.folder, self.folder / "episodes.jsonl", self.start, self._parts)
         write_config(config, self.folder / "config.toml")
 
-    def play(self, step: int) -> tuple[list[Group], list[Group]]:
-        """The groups of a round and, where the recipe refills, those with signal that take the places of others.
+    def play(self, step: int) -> tuple[list[Group], list[Group], list[Group]]:
+        """The groups of a round; where the recipe refills, those that take the places of others; those played in vain.
 
         At most `MAX_DRAWS` times as many tasks are played; places that then are empty stay so.
 
         Raises:
             ConfigError: the split has fewer tasks than a round.
         """
-        groups, refilled = self._draw(step, ""), list[Group]()
+        groups, refilled, spare = self._draw(step, ""), list[Group](), list[Group]()
         for draw in range(1, MAX_DRAWS if self.recipe.refill else 1):
             missing = len(groups) - sum(group.has_signal for group in (*groups, *refilled))
             if missing > 0:
                 more = self._draw(step, f"/refill-{draw}")
-                refilled += [group for group in more if group.has_signal][:missing]
-        return groups, refilled
+                chosen = [group for group in more if group.has_signal][:missing]
+                refilled += chosen
+                spare += [group for group in more if group not in chosen]
+        return groups, refilled, spare
 
     def pack(self, groups: Sequence[Group], step: int) -> TokenBatch:
         """The groups of a round as one batch, with the rewards of greedy episodes where a part reads them."""
