@@ -210,6 +210,13 @@ def test_reward_of_tokens_that_do_not_train():
     assert found == pytest.approx({"episodes/untrained": 0, "reward/lost_share": share / 3})
 
 
+def test_refilled_groups_colour_no_metric_of_what_is_lost():
+    own, more = [group(1.0, 0.0), group(1.0, 1.0, task="u")], [group(1.0, 0.0, task="v")]
+    packed, alone = replace(batch_of(*own, *more), n_refilled=2), batch_of(*own)
+    trained, without = (one.rows(one.group_E[one.episode_B] != 1) for one in (packed, alone))
+    assert lost_reward_metrics(packed, [trained]) == pytest.approx(lost_reward_metrics(alone, [without]))
+
+
 def test_an_episode_that_said_nothing_loses_its_reward():
     silent = episode(reward=0.5, end=EndReason.CONTEXT_LENGTH, sample=9)
     packed = pack([Group((*group(1.0, 0.0).episodes, silent))], PAD)

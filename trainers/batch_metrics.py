@@ -60,26 +60,27 @@ def staleness_metrics(batch: TokenBatch, version: int) -> dict[str, float]:
 def lost_reward_metrics(packed: TokenBatch, trained: Sequence[TokenBatch]) -> dict[str, float]:
     """Reward that was earned by tokens which do not train: masked, filtered with their group, or of weight 0.
 
-    `reward/lost_share`: Σ|R|·(share of the episode's tokens that do not train) / Σ|R|, over all scored episodes; one
-    that sampled nothing loses all. `reward/lost_mean`: mean reward of the episodes that lost every token, which shows
-    whether a filter takes the good ones or the bad ones. `episodes/untrained`: their share.
+    `reward/lost_share`: Σ|R|·(share of the episode's tokens that do not train) / Σ|R|; one that sampled nothing loses
+    all. `reward/lost_mean`: mean reward of the episodes that lost every token, which shows whether a filter takes the
+    good ones or the bad ones. `episodes/untrained`: their share. All over the scored episodes of the round's own
+    groups, those that refill it left out.
 
     Args:
         packed: the round as it came from `pack`.
         trained: the batches of its optimizer steps, corrected, before `informative`.
     """
-    if not len(packed.reward_E):
-        return {}
-    reward_E = packed.reward_E.double()
-    live_E = torch.zeros_like(reward_E)
+    live_E = torch.zeros_like(packed.reward_E, dtype=torch.float64)
     for step in trained:
         live_BT = step.mask_BT if step.weights_BT is None else step.mask_BT & (step.weights_BT != 0)
-        live_E.index_add_(0, step.episode_B, live_BT.sum(1).double())
-    lost_E = 1 - live_E / packed.tokens_E.clamp(min=1)
+        live_E.index_add_(0, step.episode_B.to(live_E.device), live_BT.sum(1).double().to(live_E.device))
+    own = len(live_E) - packed.n_refilled
+    reward_E, live_E, tokens_E = (full_E[:own].double() for full_E in (packed.reward_E, live_E, packed.tokens_E))
+    if not own:
+        return {}
     none_E = live_E == 0
     metrics = {"episodes/untrained": float(none_E.double().mean())}
     if total := float(reward_E.abs().sum()):
-        metrics["reward/lost_share"] = float((reward_E.abs() * lost_E).sum()) / total
+        metrics["reward/lost_share"] = float((reward_E.abs() * (1 - live_E / tokens_E.clamp(min=1))).sum()) / total
     if none_E.any():
         metrics["reward/lost_mean"] = float(reward_E[none_E].mean())
     return metrics

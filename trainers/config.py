@@ -107,6 +107,9 @@ class TrainConfig(BaseModel):
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
 """Settings that a resumed run cannot change: its records would mix two runs."""
 
+TRAINED = ("lora_rank", "lora_alpha", "optimizer")
+"""Compute settings that a resumed run cannot change: what was trained, and the optimizer's state, would not fit."""
+
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a TOML file, apply `key=value` overrides, and check all of it.
@@ -169,9 +172,10 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
         return {}
     old, new = read_config(path).model_dump(mode="json"), config.model_dump(mode="json")
     changed = {name: (old[name], new[name]) for name in new if old[name] != new[name]}
-    for name in IDENTITY:
-        if name in changed:
-            was, now = changed[name]
+    fixed = {name: (old[name], new[name]) for name in IDENTITY}
+    fixed |= {f"compute.{name}": (old["compute"][name], new["compute"][name]) for name in TRAINED}
+    for name, (was, now) in fixed.items():
+        if was != now:
             raise ConfigError(
                 f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or choose another --out"
             )

@@ -44,7 +44,7 @@ def train(run: Run) -> None:
     for step in range(run.start, config.steps):
         started = time.perf_counter()
         groups, refilled, spare = run.play(step)
-        packed = run.pack([*groups, *refilled], step)
+        packed = run.pack(groups, refilled, step)
         sampled = time.perf_counter()
         batch = credit(run, prepare(run, packed), step)
         metrics = rollout_metrics(groups) | run.watch.noticed(groups, step) | refill_metrics(groups, refilled, spare)
