@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe_cases import CASES, PAID, SIGNAL, credited, groups_of, learnt, output_of
+from recipe_cases import CASES, SIGNAL, credited, groups_of, learnt, output_of, paid
 from recipe_checks import (
     CHECKS,
     check_micro_batches_add_up,
@@ -85,7 +85,7 @@ def test_a_recipe_reads_what_it_says_it_needs_and_nothing_else(name):
 
 @ROWS
 def test_a_group_of_one_is_refused_or_teaches(name):
-    row = recipe(name, **PAID)
+    row = paid(name)
     if "group" in row.needs:
         with pytest.raises(ConfigError, match="group_size=1 "):
             row.refuse_group_size(1)
