@@ -82,7 +82,7 @@ class TrainConfig(BaseModel):
     """Checkpoints that are kept."""
 
     recipe: str = "grpo"
-    """Algorithm, a name of `agentrl.trainers.recipes`."""
+    """Algorithm, a name of `agentrl.trainers.recipes`, or `path/to/file.py:name`."""
     loss: dict[str, Any] = {}
     """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
     learning_rate: float = Field(1e-6, gt=0)

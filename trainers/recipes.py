@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from agentrl.errors import ConfigError
+from agentrl.registry import load_file
 from agentrl.trainers.advantages import (
     dr_grpo,
     gdpo,
@@ -269,13 +271,15 @@ Row = TypeVar("Row")
 def recipe(name: str, **settings: Any) -> Recipe:
     """The named recipe, with options of its parts set: `recipe("grpo", clip_high=0.28, aggregate="token")`.
 
+    `path/to/file.py:mine` names a recipe in a file of one's own.
+
     An option of a part in `ADDABLE` adds that part: `recipe("grpo", kl_coef=0.01)`. The KL coefficient is 0 in most
     rows, so no reference model is held unless asked for (GRPO's paper uses 0.04).
 
     Raises:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a value is out of range.
     """
-    found = _named(name, RECIPES, "recipe")
+    found = _from_file(name) if ".py:" in name else _named(name, RECIPES, "recipe")
     if "aggregate" in settings:
         found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
     if "critic" in settings:
@@ -292,6 +296,17 @@ def recipe(name: str, **settings: Any) -> Recipe:
     terms = dict.fromkeys(found.options.get("part_weights") or ["any"], 1.0)
     batch, output = made_up(terms)
     found.loss(output, found.correct(found.advantage(batch)))  # parts that contradict each other say so here
+    return found
+
+
+def _from_file(name: str) -> Recipe:
+    """The recipe of that name in a file."""
+    file, _, attribute = name.rpartition(":")
+    module = vars(load_file(Path(file), "recipe"))
+    found = module.get(attribute)
+    if not isinstance(found, Recipe):
+        there = ", ".join(key for key, value in module.items() if isinstance(value, Recipe)) or "none"
+        raise ConfigError(f"{file} has no recipe named {attribute!r}: recipes in it are {there}")
     return found
 
 
