@@ -28,7 +28,7 @@ tasks_per_step = 8
 group_size = 8
 learning_rate = 5e-4
 eval_every = 2
-eval_tasks = 16
+held_out = {{ tasks = 16 }}
 """
 
 

@@ -50,7 +50,7 @@ def settings(model, **changes):
         "learning_rate": 1e-3,
         "deterministic": True,
         "eval_every": 2,
-        "eval_tasks": 6,
+        "held_out": {"tasks": 6},
         "save_every": 1,
         "minibatches": 2,
         "compute": {"micro_tokens": 512},
@@ -196,7 +196,7 @@ def kill_loop(model, folder, kills, env=TOY):
     toml = folder / "config.toml"
     toml.write_text(
         f'env = "{env}"\nmodel = "{model}"\nsteps = 8\ntasks_per_step = 4\ngroup_size = 4\nlearning_rate = 1e-3\n'
-        "deterministic = true\neval_every = 3\neval_tasks = 6\nsave_every = 2\nminibatches = 2\n"
+        "deterministic = true\neval_every = 3\nheld_out = {tasks = 6, samples = 2}\nsave_every = 2\nminibatches = 2\n"
     )
     chance = random.Random(7)
     command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--resume"]

@@ -32,6 +32,22 @@ class Schedule(BaseModel):
         return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
 
 
+class HeldOut(BaseModel):
+    """What an evaluation during training plays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: int = Field(default=256, ge=1)
+    """The first so many held-out tasks, the same every time."""
+    samples: int = Field(default=1, ge=1)
+    """Episodes of each; pass@k is logged for 1, 2, 4, … up to it."""
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k."""
+        return tuple(sorted({1, *(2**power for power in range(self.samples.bit_length())), self.samples}))
+
+
 class CriticSettings(BaseModel):
     """The critic of a recipe that needs one (PPO, VAPO)."""
 
@@ -74,8 +90,8 @@ class TrainConfig(BaseModel):
     """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit for bit."""
     eval_every: int = Field(0, ge=0)
     """Rounds between evaluations on held-out tasks; 0: never."""
-    eval_tasks: int = Field(256, ge=1)
-    """Held-out tasks of one evaluation, one sample each."""
+    held_out: HeldOut = HeldOut()
+    """What an evaluation plays: `{tasks = 256, samples = 4}`."""
     save_every: int = Field(10, ge=1)
     """Rounds between checkpoints."""
     keep_last: int = Field(2, ge=1)

@@ -232,12 +232,12 @@ class Run:
         return path
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """pass@1 on the first held-out tasks, one sample each, its interval, and how many infrastructure failed."""
-        held_out = self._make().tasks("test", self.seed_of("test"))
-        tasks = list(itertools.islice(held_out, self.config.eval_tasks))
-        self.listen("phase", (f"evaluation after round {step}", len(tasks)))
-        groups = self.rollouts.gather(tasks, step, group_size=1, run=f"{self.folder.name}/eval")
-        result = summarize((episode for group in groups for episode in group.episodes), (1,))
+        """pass@k on the first held-out tasks with its interval, and how many episodes infrastructure failed."""
+        settings = self.config.held_out
+        tasks = list(itertools.islice(self._make().tasks("test", self.seed_of("test")), settings.tasks))
+        self.listen("phase", (f"evaluation after round {step}", len(tasks) * settings.samples))
+        groups = self.rollouts.gather(tasks, step, group_size=settings.samples, run=f"{self.folder.name}/eval")
+        result = summarize((episode for group in groups for episode in group.episodes), settings.ks)
         self.listen("eval", {"step": step, **result})
         return held_out_metrics(result)
 

@@ -65,6 +65,7 @@ def ours(work: Work) -> None:
     """Steps of our update."""
     from agentrl.trainers.config import TrainConfig
     from agentrl.trainers.loop import update
+    from agentrl.trainers.models import Compute
     from agentrl.trainers.recipes import recipe
     from agentrl.trainers.scoring import frozen_logprobs
 
@@ -77,13 +78,14 @@ def ours(work: Work) -> None:
         in_bfloat16(model)
     width = batch.ids_BT.shape[1]
     run: Any = SimpleNamespace(
-        config=TrainConfig(env="-", model="-", learning_rate=RATE, micro_tokens=work.micro_rows * width),
+        config=TrainConfig(env="-", model="-", learning_rate=RATE, compute=Compute(micro_tokens=work.micro_rows * width)),
         recipe=recipe("grpo"),
         model=model,
         reference=None,
         optimizer=torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True),
         max_grad_norm=1e9,
         seed_of=lambda *names: 0,
+        watch=SimpleNamespace(agree=lambda gap, mini: gap, effective=lambda ratios: ratios),
     )
     batch = run.recipe.advantage(batch)
 
@@ -99,7 +101,7 @@ def ours(work: Work) -> None:
     while True:
         rows = sampled()
         meter.start()
-        metrics = update(run, rows, step)
+        metrics, _ = update(run, rows, step)
         meter.stop(metrics["policy/grad_norm"])
         step += 1
 
