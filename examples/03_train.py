@@ -1,4 +1,4 @@
-"""Train a tiny model on calc-v0: oracle episodes, a warm start, rounds of GRPO. An argument is a folder that keeps all."""
+"""Train a tiny model on calc-v0: oracle episodes, a warm start, rounds of GRPO. Argument: a folder that keeps all."""
 
 from __future__ import annotations
 
