@@ -253,6 +253,10 @@ def test_the_grpo_recipe_weighs_episodes_alike_and_divides_by_the_standard_devia
         ("grpo", {"clip_low": True}, "clip_low=True must be a number"),
         ("grpo", {"norm_tokens": 5}, "no setting 'norm_tokens': it belongs to dr_grpo"),
         ("grpo", {"filter_groups": 1}, "filter_groups=1"),
+        ("GRPO", {}, "did you mean 'grpo'"),
+        ("grpo", {"negative_weight": "half"}, "negative_weight='half' must be from 0 to 1"),
+        ("grpo", {"kl_budget": "0.1"}, "kl_budget='0.1' must be a positive number"),
+        ("grpo", {"turn_weights": {"format": "much"}}, "turn_weights=.* must be a table of numbers by name"),
     ],
 )
 def test_recipe_errors_name_the_fix(name, settings, sentence):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,29 @@ def test_a_run_is_planned_from_its_config_and_needs_no_weights(tmp_path):
     assert set(with_kl.models) == {"policy", "reference"}
     with pytest.raises(ConfigError, match="does not exist"):
         plan_run(check_config(row | {"model": str(tmp_path / "none")}, "test"), Limits())
+
+
+def test_a_plan_knows_the_compute_settings_of_the_run_and_not_the_precision_of_the_folder(tmp_path):
+    config = config_of(shape())
+    config.dtype = torch.bfloat16  # as published models are; weights that train are loaded in float32
+    config.save_pretrained(tmp_path)
+
+    def planned(**compute):
+        row = {"env": "calc-v0", "model": str(tmp_path), "loss": {"kl_coef": 0.1}}
+        return plan_run(check_config(row | {"compute": {"micro_tokens": 512} | compute}, "test"), Limits())
+
+    plain, low, frugal = planned(), planned(dtype="bfloat16"), planned(gradient_checkpointing=True)
+    weights, about = plain.models["policy"], partial(pytest.approx, rel=0.01)
+    assert (plain.models["reference"], plain.update["gradients"]) == (weights, about(weights))
+    assert low.models == {"policy": weights, "reference": about(weights / 2)}
+    assert low.update["activations"] < plain.update["activations"] > 2 * frugal.update["activations"]
+    for one, frozen in (
+        (planned(lora_rank=4), weights),
+        (planned(dtype="bfloat16", lora_rank=4), weights / 2),
+    ):
+        adapter = one.update["gradients"]
+        assert one.models == {"policy": about(frozen + adapter)} and adapter < weights / 5
+        assert one.resident["optimizer"] == about(2 * adapter)
 
 
 # Against what a process really holds

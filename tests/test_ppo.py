@@ -99,7 +99,9 @@ def test_settings_of_a_critic_are_the_recipes(tmp_path, model):
     [
         ("grpo", {"warmup": 3}, r"recipe grpo has no critic: leave critic=\{'warmup': 3\} out, or use one of ppo"),
         ("ppo", {"epochs": 0}, "critic of recipe ppo: epochs=0: input should be greater than or equal to 1"),
-        ("ppo", {"lr": 1}, "critic of recipe ppo: lr=1: extra inputs are not permitted"),
+        ("ppo", {"lr": 1}, "critic of recipe ppo: setting 'lr' is unknown: settings are model, learning_rate"),
+        ("ppo", {"warm_up": 1}, "critic of recipe ppo: setting 'warm_up' is unknown: did you mean 'warmup'?"),
+        ("ppo", 3, r"critic=3 must be a table, as in critic = \{warmup = 5\}"),
     ],
 )
 def test_wrong_settings_of_a_critic_are_refused_in_one_sentence(name, critic, said):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 from recipe_cases import CASES, SIGNAL, credited, groups_of, learnt, output_of, paid
 from recipe_checks import (
     CHECKS,
@@ -18,7 +20,7 @@ from recipe_checks import (
 )
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.config import check_config
+from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.distributed import idle
 from agentrl.trainers.loop import train
 from agentrl.trainers.made_up import made_up
@@ -125,6 +127,45 @@ def test_a_recipe_of_ones_own_is_one_expression(monkeypatch):
     check_the_kl_gradient(mine)
     monkeypatch.setitem(RECIPES, "mine", mine)
     assert recipe("mine", clip_high=2.0).options["clip_high"] == 2.0
+
+
+def test_parts_of_ones_own_in_a_file_are_a_recipe(tmp_path):
+    file = tmp_path / "my_recipes.py"
+    file.write_text(re.findall(r"```python\n(.*?)```", RECIPE_DOCS, re.DOTALL)[1])  # the text of our own page
+    soft = recipe(f"{file}:soft", spread_power=0.5, width=0.1, kl_coef=0.01)
+    assert soft.options == soft.options | {"spread_power": 0.5, "width": 0.1} and "clip_high" not in soft.options
+    check_micro_batches_add_up(soft)
+    check_the_kl_gradient(soft)
+    for name, said in (
+        (f"{file}:sofd", "has no recipe named 'sofd': recipes in it are soft"),
+        (f"{file}:over_median", "has no recipe named 'over_median'"),
+        ("nowhere.py:soft", "recipe file 'nowhere.py' does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            recipe(name)
+    file.write_text("import nothing_of_that_name")
+    with pytest.raises(ConfigError, match="cannot be loaded: ModuleNotFoundError"):
+        recipe(f"{file}:soft")
+
+
+def test_the_docs_have_every_setting_of_a_run_with_its_default():
+    rows = PAGE.split("\n## A run\n")[1].split("\n**When")[0]
+    said = {}
+    for names, values in re.findall(r"^\| (`.*?`) \| (.*?) \|", rows, re.MULTILINE):
+        said |= dict(zip(re.findall(r"`(.*?)`", names), values.replace("`", "").split(", "), strict=True))
+    flat = {}
+    for name, one in TrainConfig.model_fields.items():
+        inner = one.default if isinstance(one.default, BaseModel) else None
+        flat |= {f"{name}.{key}": value for key, value in inner.model_dump().items()} if inner else {name: one.default}
+    words = {True: "true", False: "false"}
+    assert said == {
+        name: "–"
+        if value is PydanticUndefined
+        else words[value]
+        if isinstance(value, bool)
+        else str(value).replace("e-0", "e-")
+        for name, value in flat.items()
+    }
 
 
 # --- rounds at the edges ---------------------------------------------------------------------------------------------

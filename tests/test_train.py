@@ -356,6 +356,10 @@ def test_settings_are_few():
         ({"temperature": 0}, "temperature=0"),
         ({"env": None}, "env=None"),
         ({"top_p": 0.9}, "setting 'top_p' is unknown"),
+        ({"kl_coef": 0.1}, "options of the recipe stand in its table: loss = {…}"),
+        ({"lora_rank": 8}, "setting 'lora_rank' is unknown: it stands in a table: compute = {lora_rank = …}"),
+        ({"compute": {"lora": 8}}, "setting 'compute.lora' is unknown: did you mean 'lora_rank'?"),
+        ({"schedule": "cosine"}, "schedule='cosine' must be a table, as in schedule = {…}"),
     ],
 )
 def test_wrong_settings_get_one_sentence(model, change, sentence):

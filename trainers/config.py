@@ -105,7 +105,7 @@ class TrainConfig(BaseModel):
     """Checkpoints that are kept."""
 
     recipe: str = "grpo"
-    """Algorithm, a name of `agentrl.trainers.recipes`."""
+    """Algorithm, a name of `agentrl.trainers.recipes`, or `path/to/file.py:name`."""
     loss: dict[str, Any] = {}
     """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -151,11 +151,6 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
     Raises:
         ConfigError: one sentence with the field and the fix.
     """
-    unknown = sorted(set(row) - set(TrainConfig.model_fields))
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], TrainConfig.model_fields, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(TrainConfig.model_fields)}"
-        raise ConfigError(f"{where}: setting {unknown[0]!r} is unknown: {hint}")
     return validated(TrainConfig, row, where)
 
 
@@ -168,11 +163,38 @@ def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Setti
     try:
         return kind.model_validate(row)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = ".".join(str(step) for step in problem["loc"])
-        if problem["type"] == "missing":
-            raise ConfigError(f"{where}: setting {field!r} is missing: add a line '{field} = …'") from None
-        raise ConfigError(f"{where}: {field}={problem['input']!r}: {problem['msg'].lower()}") from None
+        problems = error.errors(include_url=False)
+        unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+        raise ConfigError(f"{where}: {_worded(kind, (unknown or problems)[0])}") from None
+
+
+def _worded(kind: type[BaseModel], problem: Any) -> str:
+    """What is wrong with a setting, and the fix."""
+    *path, last = problem["loc"]
+    field, value = ".".join(str(step) for step in problem["loc"]), problem["input"]
+    if problem["type"] == "missing":
+        return f"setting {field!r} is missing: add a line '{field} = …'"
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{field}={value!r} must be a table, as in {field} = {{…}}"
+    if problem["type"] != "extra_forbidden":
+        return f"{field}={value!r}: {problem['msg'].lower()}"
+    for step in path:
+        kind = _table(kind, step) or kind
+    tables = {name: table for name in kind.model_fields if (table := _table(kind, name))}
+    homes = [name for name, table in tables.items() if last in table.model_fields]
+    near = difflib.get_close_matches(last, kind.model_fields, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(kind.model_fields)}"
+    if kind is TrainConfig and not near:
+        hint += "; options of the recipe stand in its table: loss = {…}"
+    if homes:
+        hint = f"it stands in a table: {homes[0]} = {{{last} = …}}"
+    return f"setting {field!r} is unknown: {hint}"
+
+
+def _table(kind: type[BaseModel], name: Any) -> type[BaseModel] | None:
+    """The kind of a setting that is a table of settings itself."""
+    found = kind.model_fields[name].annotation
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
 def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]:

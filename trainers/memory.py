@@ -28,6 +28,8 @@ from agentrl.engines.loading import load_config
 from agentrl.engines.transformers import draw
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
+from agentrl.trainers.models import equipped, policy_dtype, reference_dtype
+from agentrl.trainers.optim import make_optimizer
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.scoring import EntropyMode, token_logprobs
 from agentrl.types import Limits
@@ -108,6 +110,7 @@ def plan(
     frozen: Mapping[str, PretrainedConfig] | None = None,
     critic: PretrainedConfig | None = None,
     optimizer: Optimizer = torch.optim.AdamW,
+    equip: Callable[[Any], Any] | None = None,
 ) -> Plan:
     """Plan a run without loading weights.
 
@@ -116,19 +119,21 @@ def plan(
         work: the largest micro-batch and the most that is sampled at once.
         frozen: further models that are held without gradients, as `{"reference": config, "reward model": config}`.
         critic: of a second model that is trained, after the policy in every micro-batch.
-        optimizer: parameters -> optimizer.
+        optimizer: parameters that train -> optimizer.
+        equip: policy -> policy with adapters and the like; None: as it is.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), _Meter() as meter:
         models, built = dict[str, int](), list[Any]()
         for name, one in {"policy": config, **({"critic": critic} if critic else {}), **(frozen or {})}.items():
             before = meter.live
-            built.append(_build(one).requires_grad_(name not in (frozen or {})))
+            model = _build(one) if built or equip is None else _equipped(one, equip)
+            built.append(model.requires_grad_(False) if name in (frozen or {}) else model)
             models[name] = meter.live - before
         trained = built[: 1 + (critic is not None)]
         for model in trained:
             if work.checkpointing:
                 model.gradient_checkpointing_enable()
-        stepper = optimizer([weight for model in trained for weight in model.parameters()])
+        stepper = optimizer([weight for model in trained for weight in _trained(model)])
         _update(meter, trained, stepper, work)  # the first step makes the optimizer's state
         resident = {"optimizer": meter.live - sum(models.values())}
         sampling = _sample(meter, built[0], work) if work.sample_tokens else {}
@@ -148,20 +153,27 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
     Raises:
         ConfigError: the model folder cannot be read.
     """
-    policy = load_config(config.model)
-    needs = recipe(config.recipe, **config.loss).needs
+    compute, needs = config.compute, recipe(config.recipe, **config.loss).needs
+    policy, reference, critic = (load_config(config.model) for _ in range(3))
+    policy.dtype, reference.dtype = policy_dtype(compute), reference_dtype(compute)
     longest = row_tokens or min(2 * limits.episode_tokens, int(policy.max_position_embeddings))
-    count = max(1, config.compute.micro_tokens // longest)
+    count = max(1, compute.micro_tokens // longest)
     work = Work(
-        micro_tokens=config.compute.micro_tokens,
+        micro_tokens=compute.micro_tokens,
         row_tokens=longest,
-        trained_tokens=min(count * limits.episode_tokens, config.compute.micro_tokens),
+        trained_tokens=min(count * limits.episode_tokens, compute.micro_tokens),
         samples=min(config.tasks_per_step * config.group_size, 256),
         sample_tokens=longest,
         entropy="gradient" if "entropy_gradient" in needs else "value",
     )
-    frozen = {"reference": policy} if "reference" in needs else {}
-    return plan(policy, work, frozen=frozen, critic=policy if "critic" in needs else None)
+    return plan(
+        policy,
+        work,
+        frozen={"reference": reference} if "reference" in needs and not compute.lora_rank else {},
+        critic=critic if "critic" in needs else None,
+        optimizer=lambda weights: make_optimizer(weights, config.learning_rate, compute.optimizer),
+        equip=lambda model: equipped(model, compute),
+    )
 
 
 def plan_table(found: Plan) -> Any:
@@ -192,10 +204,30 @@ def _build(config: PretrainedConfig) -> Any:
     return loader.from_config(config, dtype=getattr(config, "dtype", None) or torch.float32)
 
 
+def _equipped(config: PretrainedConfig, equip: Callable[[Any], Any]) -> Any:
+    """The same with what it is equipped with; built on no device first, as modules cannot move fake weights."""
+    with _disable_current_modes(), torch.device("meta"):
+        model = equip(_build(config))
+    made = dict[int, Tensor]()  # tied weights stay tied
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, meta in held.items():
+                if meta is not None and id(meta) not in made:
+                    fake = torch.empty(meta.shape, dtype=meta.dtype)
+                    train = meta.requires_grad
+                    made[id(meta)] = torch.nn.Parameter(fake, train) if isinstance(meta, torch.nn.Parameter) else fake
+                held[name] = meta if meta is None else made[id(meta)]
+    return model
+
+
+def _trained(model: Any) -> list[torch.nn.Parameter]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
 def _update(meter: _Meter, models: Sequence[Any], stepper: torch.optim.Optimizer, work: Work) -> dict[str, int]:
     """One optimizer step on one micro-batch, as `loop.update` takes it; bytes of its worst moment by purpose."""
     start, batch, activations = meter.restart(), example(work), 0
-    weights = [weight for model in models for weight in model.parameters()]
+    weights = [weight for model in models for weight in _trained(model)]
     for index, model in enumerate(models):
         model.train()
         before = meter.live

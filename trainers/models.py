@@ -50,16 +50,29 @@ def load_policy(
     Raises:
         ConfigError: the folder has no model, or a library that the settings need is missing.
     """
-    low = compute.dtype == "bfloat16"
-    frozen = low and compute.lora_rank > 0
-    model: Any = load_model(path, dtype=torch.bfloat16 if frozen else torch.float32)
+    model = equipped(load_model(path, dtype=policy_dtype(compute)), compute, adapter)
+    return model, make_optimizer(model.parameters(), learning_rate, compute.optimizer)
+
+
+def policy_dtype(compute: Compute) -> torch.dtype:
+    """Of the policy's own weights: low precision only where they are frozen."""
+    return torch.bfloat16 if compute.dtype == "bfloat16" and compute.lora_rank else torch.float32
+
+
+def reference_dtype(compute: Compute) -> torch.dtype:
+    """Of the weights of a reference that is a model of its own."""
+    return torch.bfloat16 if compute.dtype == "bfloat16" else torch.float32
+
+
+def equipped(model: Any, compute: Compute, adapter: str | Path | None = None) -> Any:
+    """A loaded policy with the adapters, precision and checkpointing of its compute settings."""
     if compute.lora_rank:
         model = _with_adapter(model, compute, adapter)
-    if low:
+    if compute.dtype == "bfloat16":
         in_bfloat16(model)
     if compute.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model, make_optimizer(model.parameters(), learning_rate, compute.optimizer)
+    return model
 
 
 def reference_of(model: Any, compute: Compute, initial: str | Path) -> torch.nn.Module:
@@ -70,8 +83,7 @@ def reference_of(model: Any, compute: Compute, initial: str | Path) -> torch.nn.
     """
     if compute.lora_rank:
         return AdapterOff(model)
-    dtype = torch.bfloat16 if compute.dtype == "bfloat16" else torch.float32
-    loaded: torch.nn.Module = load_model(initial, dtype=dtype)
+    loaded: torch.nn.Module = load_model(initial, dtype=reference_dtype(compute))
     return loaded.to(model.device).requires_grad_(False).eval()
 
 

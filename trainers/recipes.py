@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from agentrl.errors import ConfigError
+from agentrl.registry import load_file
 from agentrl.trainers.advantages import (
     dr_grpo,
     gdpo,
@@ -64,6 +66,10 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """An algorithm: how outcomes become advantages, and how advantages become a loss.
@@ -108,8 +114,8 @@ class Recipe:
     critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
-        if not 0 <= self.negative_weight <= 1:
-            raise ConfigError(f"negative_weight={self.negative_weight} must be from 0 to 1")
+        if not (_is_number(self.negative_weight) and 0 <= self.negative_weight <= 1):
+            raise ConfigError(f"negative_weight={self.negative_weight!r} must be from 0 to 1")
         for name in ("filter_groups", "refill"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
@@ -117,8 +123,11 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
-        if not self.kl_budget > 0:
-            raise ConfigError(f"kl_budget={self.kl_budget} must be a positive number of nats per token")
+        if not (_is_number(self.kl_budget) and self.kl_budget > 0):
+            raise ConfigError(f"kl_budget={self.kl_budget!r} must be a positive number of nats per token")
+        weights = self.turn_weights
+        if not (isinstance(weights, Mapping) and all(_is_number(weight) for weight in weights.values())):
+            raise ConfigError(f"turn_weights={weights!r} must be a table of numbers by name, as in {{format = 0.1}}")
 
     @cached_property
     def loss(self) -> PolicyLoss:
@@ -266,13 +275,15 @@ Row = TypeVar("Row")
 def recipe(name: str, /, **settings: Any) -> Recipe:
     """The named recipe, with options of its parts set: `recipe("grpo", clip_high=0.28, aggregate="token")`.
 
+    `path/to/file.py:mine` names a recipe in a file of one's own.
+
     An option of a part in `ADDABLE` adds that part: `recipe("grpo", kl_coef=0.01)`. The KL coefficient is 0 in most
     rows, so no reference model is held unless asked for (GRPO's paper uses 0.04).
 
     Raises:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a value is out of range.
     """
-    found = _named(name, RECIPES, "recipe")
+    found = _from_file(name) if ".py:" in name else _named(name, RECIPES, "recipe")
     if "aggregate" in settings:
         found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
     if "critic" in settings:
@@ -290,8 +301,21 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
     return found
 
 
+def _from_file(name: str) -> Recipe:
+    """The recipe of that name in a file."""
+    file, _, attribute = name.rpartition(":")
+    module = vars(load_file(Path(file), "recipe"))
+    found = module.get(attribute)
+    if not isinstance(found, Recipe):
+        there = ", ".join(key for key, value in module.items() if isinstance(value, Recipe)) or "none"
+        raise ConfigError(f"{file} has no recipe named {attribute!r}: recipes in it are {there}")
+    return found
+
+
 def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
     """The recipe's settings of its critic, with these in their place."""
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"critic={row!r} must be a table, as in critic = {{warmup = 5}}")
     if "critic" not in found.needs:
         having = ", ".join(other.name for other in RECIPES.values() if "critic" in other.needs)
         raise ConfigError(f"recipe {found.name} has no critic: leave critic={dict(row)} out, or use one of {having}")
@@ -329,4 +353,4 @@ def _named(name: str, table: dict[str, Row], what: str) -> Row:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    return get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+    return get_close_matches(str(name).lower(), known, n=1, cutoff=0.0)[0]

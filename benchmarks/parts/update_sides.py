@@ -78,7 +78,9 @@ def ours(work: Work) -> None:
         in_bfloat16(model)
     width = batch.ids_BT.shape[1]
     run: Any = SimpleNamespace(
-        config=TrainConfig(env="-", model="-", learning_rate=RATE, compute=Compute(micro_tokens=work.micro_rows * width)),
+        config=TrainConfig(
+            env="-", model="-", learning_rate=RATE, compute=Compute(micro_tokens=work.micro_rows * width)
+        ),
         recipe=recipe("grpo"),
         model=model,
         reference=None,
