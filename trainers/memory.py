@@ -157,7 +157,7 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
     planned.refuse_group_size(config.group_size)
     needs = planned.needs
     policy, reference, critic = map(load_config, (config.model, config.model, planned.critic.model or config.model))
-    policy.dtype, reference.dtype = policy_dtype(compute), reference_dtype(compute)
+    policy.dtype, reference.dtype, critic.dtype = policy_dtype(compute), reference_dtype(compute), torch.float32
     longest = row_tokens or min(2 * limits.episode_tokens, int(policy.max_position_embeddings))
     count = max(1, compute.micro_tokens // longest)
     work = Work(
