@@ -174,3 +174,5 @@ def test_a_round_that_was_refilled_takes_as_many_steps_as_one_that_had_signal_ev
     full, half = (row.advantage(replace(pack([*own, *some], PAD), n_refilled=2 * len(some))) for some in (more, []))
     assert [mini.n_episodes for mini in full.minibatches(4, seed=0)] == [2] * 4
     assert [mini.n_episodes for mini in half.minibatches(4, seed=0)] == [2] * 2
+    unfiltered = recipe("dr_grpo").advantage(replace(pack([*own, *more], PAD), n_refilled=4))
+    assert len(list(unfiltered.minibatches(4, seed=0))) == 4, "never more than was asked for"

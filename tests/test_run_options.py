@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentrl.records import read_metrics
-from agentrl.trainers.config import CriticSettings, Schedule, TrainConfig, check_config
+from agentrl.trainers.config import CriticSettings, HeldOut, Schedule, TrainConfig, check_config
 from agentrl.trainers.loop import train
 from agentrl.trainers.models import Compute
 from agentrl.trainers.recipes import _OWN
@@ -78,6 +78,7 @@ OWN = {
 CRITIC = {"learning_rate": 1e-3, "epochs": 2, "value_clip": 1e-3, "warmup": 1}
 COMPUTE = {"dtype": ({}, {"dtype": "bfloat16"}), "lora_rank": ({}, {"lora_rank": 2})}
 COMPUTE["lora_alpha"] = ({"lora_rank": 2}, {"lora_rank": 2, "lora_alpha": 1})
+HELD_OUT = {"tasks": {"tasks": 5}, "samples": {"samples": 2}}
 SCHEDULE = {"warmup": {"warmup": 2}, "final": {"final": 0.1}}
 FIELDS = {
     "seed": 1,
@@ -90,7 +91,7 @@ FIELDS = {
     "minibatches": 1,
     "temperature": 0.7,
 }
-ELSEWHERE = {"env", "env_settings", "model", "sandbox", "deterministic", "eval_tasks", "save_every", "keep_last"}
+ELSEWHERE = {"env", "env_settings", "model", "sandbox", "deterministic", "held_out", "save_every", "keep_last"}
 """What other tests are about; `loss`, `schedule` and `compute` are tables of their own here."""
 
 CASES = {
@@ -98,6 +99,7 @@ CASES = {
     **{f"critic.{name}": (PPO, with_critic(**{name: value})) for name, value in CRITIC.items()},
     **{f"compute.{name}": ({"compute": a}, {"compute": b}) for name, (a, b) in COMPUTE.items()},
     **{f"schedule.{name}": ({}, {"schedule": row}) for name, row in SCHEDULE.items()},
+    **{f"held_out.{name}": ({"eval_every": 1}, {"eval_every": 1, "held_out": row}) for name, row in HELD_OUT.items()},
     **{name: ({}, {name: value}) for name, value in FIELDS.items()},
 }
 
@@ -112,6 +114,7 @@ def test_every_setting_is_tried():
     assert set(OWN) == set(_OWN)
     assert {*CRITIC, "model"} == set(CriticSettings.model_fields) and set(SCHEDULE) == set(Schedule.model_fields)
     assert {*COMPUTE, "micro_tokens", "gradient_checkpointing", "optimizer"} == set(Compute.model_fields)
+    assert set(HELD_OUT) == set(HeldOut.model_fields)
     assert {*FIELDS, *ELSEWHERE, "loss", "schedule", "compute"} == set(TrainConfig.model_fields)
 
 

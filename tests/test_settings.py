@@ -34,6 +34,7 @@ BASE = {"env": "calc-v0", "model": "m"}
         {"compute": {"micro_tokens": 0}},
         {"compute": {"gradient_checkpointing": 1}},
         {"compute": {"lora_rnk": 3}},
+        {"held_out": {"samples": "4"}},
         {"loss": 3},
     ],
 )
@@ -69,6 +70,8 @@ def test_what_is_no_bound_may_be_infinite(tmp_path):
         ("grpo", {"kl_ratio": False}, "kl_ratio changes nothing while kl_coef is 0"),
         ("grpo", {"imitate_from": 0.5}, "imitate_from changes nothing while imitate_coef is 0"),
         ("gdpo", {"turn_weights": {"format": 0.5}}, "turn_weights changes nothing in recipe gdpo"),
+        ("grpo", {"turn_weights": {"format": NAN}}, "must be a table of numbers"),
+        ("grpo", {"turn_weights": {"format": INF}}, "must be a table of numbers"),
         ("gdpo", {"kl_reward_coef": 0.1}, "kl_reward_coef changes nothing in recipe gdpo"),
         ("grpo", {"tis_high": 0.0}, "weight 0 even to what its policy just sampled"),
         ("grpo", {"reject_low": 1.5}, "weight 0 even to what its policy just sampled"),

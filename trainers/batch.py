@@ -201,7 +201,8 @@ class TokenBatch:
         if count < 1:
             raise ConfigError(f"minibatches={count} must be at least 1")
         trained = torch.nonzero(self.tokens_E.cpu()).flatten()
-        count = math.ceil(count * len(trained) / max(1, len(self.tokens_E) - self.n_refilled))
+        planned = max(1, len(self.tokens_E) - self.n_refilled)
+        count = min(count, math.ceil(count * len(trained) / planned))
         chance = torch.Generator().manual_seed(seed)
         orders = (trained[torch.randperm(len(trained), generator=chance)] for _ in range(epochs))
         for episodes in chain.from_iterable(torch.tensor_split(order, max(1, count)) for order in orders):

@@ -42,7 +42,7 @@ class Schedule(BaseModel):
 class HeldOut(BaseModel):
     """What an evaluation during training plays."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     tasks: int = Field(default=256, ge=1)
     """The first so many held-out tasks, the same every time."""

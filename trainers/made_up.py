@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: parts contradict each other, or a setting changes nothing.
     """
-    for part in (*found.before, *found.regularisers):
+    terms: tuple[Callable[..., Any], ...] = (*found.before, *found.regularisers)
+    for part in terms:
         known = options(part)
         named = [name for name in known if name in settings]
         if named and (idle := [n for n in known if n.endswith("_coef") and not known[n] and n not in settings]):

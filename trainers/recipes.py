@@ -126,7 +126,9 @@ class Recipe:
         if not (_is_number(self.kl_budget) and self.kl_budget > 0):
             raise ConfigError(f"kl_budget={self.kl_budget!r} must be a positive number of nats per token")
         weights = self.turn_weights
-        if not (isinstance(weights, Mapping) and all(_is_number(weight) for weight in weights.values())):
+        if not (
+            isinstance(weights, Mapping) and all(_is_number(one) and abs(one) < math.inf for one in weights.values())
+        ):
             raise ConfigError(f"turn_weights={weights!r} must be a table of numbers by name, as in {{format = 0.1}}")
 
     @cached_property

@@ -47,7 +47,7 @@ PLAN = DemoPlan(
     held_out=256,
 )
 CRITIC = {"learning_rate": 1e-3, "epochs": 2, "warmup": 5}
-"""Of the recipes that have one: a model of this size learns little at the default rate, and VAPO waits for 50 rounds."""
+"""Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits for 50 rounds."""
 EXTRA: dict[str, dict[str, Any]] = {"dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}}}
 """Rows beside the recipes, each a comparison that the table's text draws."""
 
