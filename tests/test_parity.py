@@ -15,6 +15,7 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 from agentrl.trainers import parity
+from agentrl.trainers.models import in_bfloat16
 from agentrl.trainers.parity import Finding, Movement, ParityError, Thresholds, Tokens
 from agentrl.trainers.probe import Probe
 from agentrl.trainers.scoring import PolicyOutput
@@ -211,6 +212,24 @@ def test_what_stands_at_mask_0_and_micro_batches_change_nothing():
     assert len(split) > 1
     for measure in (parity.gap_metrics, parity.ratio_metrics):
         assert measure(split) == pytest.approx(measure(whole))
+
+
+def test_what_the_sampler_read_off_the_trainers_own_logits_is_precision():
+    logits_NV = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    targets_N = torch.arange(64) % 50
+    own_N = logits_NV.double().log_softmax(-1)[torch.arange(64), targets_N]
+    for sampler_N, cause in ((own_N, "precision"), (logits_NV.div(0.7).log_softmax(-1)[range(64), targets_N], "temp")):
+        found = parity.explanations(logits_NV, targets_N, sampler_N.double(), 1.0)
+        gap = max(float((sampler_N - own_N).abs().mean()), 0.01)  # the scorer multiplied in another precision
+        (said,) = parity.check({"parity/gap_mean": gap}, Thresholds(), found)
+        assert said.cause.startswith(cause) and said.stops == (cause == "temp")
+
+
+def test_a_policy_that_computes_in_bfloat16_may_be_a_little_apart():
+    model = tiny_model()
+    assert Thresholds.of(model) == Thresholds()
+    in_bfloat16(model)
+    assert Thresholds.of(model).warn_gap == 0.02
 
 
 def test_findings_by_thresholds():

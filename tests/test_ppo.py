@@ -109,6 +109,16 @@ def test_wrong_settings_of_a_critic_are_refused_in_one_sentence(name, critic, sa
         recipe(name, critic=critic)
 
 
+def test_a_run_that_is_all_warmup_says_so(model, tmp_path):
+    said = []
+    for folder, steps in (("a", 2), ("b", 3)):
+        config = settings(model, {"warmup": 2}, steps=steps)
+        Run(
+            config, tmp_path / folder, listen=lambda kind, what: said.append(what) if kind == "warning" else None
+        ).close()
+    assert said == ["loss.critic.warmup=2 leaves none of steps=2 to the policy: only the critic learns"]
+
+
 def test_only_a_recipe_that_reads_values_holds_a_critic(model, tmp_path):
     with Run(settings(model, recipe="grpo", loss={}), tmp_path / "run") as opened:
         assert opened.critic is None

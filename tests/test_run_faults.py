@@ -90,7 +90,7 @@ def test_a_policy_that_would_never_learn_is_warned_of(model, tmp_path):
     heard = []
     config = settings(model, recipe="vapo", steps=1)
     Run(config, tmp_path / "a", listen=lambda *said: heard.append(said)).close()
-    assert ("warning", "critic.warmup=50: the policy learns in none of steps=1") in heard
+    assert ("warning", "loss.critic.warmup=50 leaves none of steps=1 to the policy: only the critic learns") in heard
 
 
 def test_process_rewards_are_numbers():

@@ -302,6 +302,12 @@ def test_a_folder_in_use_is_not_written_over(model, tmp_path):
     assert before == {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
 
 
+def test_a_run_that_ended_before_its_first_episode_leaves_the_folder_free(model, tmp_path):
+    with Run(settings(model), tmp_path / "a") as opened, pytest.raises(ConfigError, match="no tracker"):
+        opened.track(["tensorbord"])
+    Run(settings(model), tmp_path / "a").close()
+
+
 def test_disagreement_of_sampler_and_trainer_stops_the_run(model, tmp_path):
     with Run(settings(model), tmp_path / "a") as opened:
         sample = opened.engine._sample

@@ -113,7 +113,8 @@ def save_policy(model: Any, folder: str | Path) -> None:
 def in_bfloat16(model: Any) -> None:
     """Let the model compute in bfloat16 from now on, for whoever calls it: sampler and scorer must agree.
 
-    Weights keep their precision. The class is what changes, not the object, so that a copy computes alike.
+    Weights keep their precision. The class is what changes, not the object, so that a copy computes alike; it says so
+    in `computes_in`.
     """
     kind = type(model)
 
@@ -122,7 +123,8 @@ def in_bfloat16(model: Any) -> None:
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             return kind.forward(self, *args, **kwargs)
 
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    changed = {"forward": forward, "computes_in": torch.bfloat16, "__module__": kind.__module__}
+    model.__class__ = type(kind.__name__, (kind,), changed)
 
 
 def _with_adapter(model: Any, compute: Compute, adapter: str | Path | None) -> Any:

@@ -61,8 +61,9 @@ class Thresholds:
     warn_effective: float = 0.5
 
     @classmethod
-    def of(cls, dtype: torch.dtype) -> Thresholds:
-        """Those for the dtype of a model's weights: half precision alone makes gaps of a hundredth."""
+    def of(cls, model: Any) -> Thresholds:
+        """Those for the dtype that a model computes in: half precision alone makes gaps of a hundredth."""
+        dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
         return cls() if dtype in (torch.float32, torch.float64) else cls(warn_gap=0.02)
 
 
@@ -244,8 +245,9 @@ def enforce(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def _judge(gap: float, thresholds: Thresholds, explanations: Sequence[Explanation]) -> Finding:
     """Name the cause of a gap."""
     words = f"sampler and trainer disagree by {gap:.3g} nats per token"
-    settings = [one for one in explanations if one.cause != "precision" and one.left <= EXPLAINED * gap]
-    if settings:
+    fitting = [one for one in explanations if one.left <= EXPLAINED * gap]
+    settings = [one for one in fitting if one.cause != "precision"]
+    if settings and len(settings) == len(fitting):
         best = min(settings, key=lambda one: one.left)
         return Finding(best.cause, True, f"{best.cause}: {words}, and would not with {best.setting} in the trainer")
     stops = not gap <= thresholds.stop_gap
@@ -308,7 +310,7 @@ def explanations(
     warmth = _lowest(at, temperature)
     found = [Explanation("temperature", f"temperature={warmth:.3g}", at(warmth))]
     if left(whole_N) <= HALF_PRECISION_SHARE * float(logits_NV.std(-1).mean()) / temperature:
-        found.append(Explanation("precision", "half precision", 0.0))
+        found.append(Explanation("precision", "half precision", left(whole_N)))  # 0: the sampler read these very logits
     sorted_NV, order_NV = logprobs_NV.double().sort(descending=True)
     kept_NV = sorted_NV.exp().cumsum(-1)
     rank_N1 = (order_NV == targets_N[:, None]).int().argmax(-1, keepdim=True)

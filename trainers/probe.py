@@ -87,7 +87,7 @@ class Probe:
             movement = moved(before, _scores(model, before.batch, temperature), now)
         if movement is None or movement.is_conclusive:
             self._before = now
-        thresholds = Thresholds.of(next(model.parameters()).dtype)
+        thresholds = Thresholds.of(model)
         causes = () if metrics["parity/gap_mean"] <= thresholds.warn_gap else explain(model, batch, temperature)
         findings = (*_versions(answers, version), *check(metrics, thresholds, causes, movement))
         shown = {"parity/probe_gap": metrics["parity/gap_mean"]}

@@ -103,8 +103,8 @@ class Run:
 
     def _claim(self, resume: bool) -> checkpoint.Checkpoint | None:
         """Make the folder this run's own; never write over another run."""
-        used = (self.folder / "metrics.jsonl").exists() or checkpoint.latest(self.folder) is not None
-        if used and not resume:
+        begun = [path for path in self.folder.glob("*.jsonl") if path.stat().st_size]
+        if (begun or checkpoint.latest(self.folder)) and not resume:
             raise ConfigError(f"run folder {self.folder} is in use: continue it with --resume or choose another --out")
         self.changed = check_resumed(self.config, self.folder / "config.toml") if resume else {}
         return checkpoint.latest(self.folder) if resume else None
@@ -116,7 +116,8 @@ class Run:
         kept = found.reference if found else None
         if self.recipe.reset_every and self.config.compute.lora_rank:
             raise ConfigError(
-                "reset_every needs a reference of its own, and with lora_rank > 0 it is the policy itself"
+                "reset_every needs a reference of its own, and with lora_rank > 0 it is the policy itself: "
+                f"set loss.reset_every=0 for recipe {self.recipe.name}, or compute.lora_rank=0"
             )
         if kept:  # it was a copy of the policy, and computes as that did
             policy, _ = load_policy(kept, self.config.compute, self.config.learning_rate)
@@ -128,9 +129,10 @@ class Run:
         """The critic of a recipe that needs one: as it was saved, or new."""
         if "critic" not in self.recipe.needs:
             return None
-        settings, steps = self.recipe.critic, self.config.steps
-        if settings.warmup >= steps:
-            self.listen("warning", f"critic.warmup={settings.warmup}: the policy learns in none of steps={steps}")
+        settings = self.recipe.critic
+        if settings.warmup >= self.config.steps:
+            said = f"loss.critic.warmup={settings.warmup} leaves none of steps={self.config.steps} to the policy"
+            self.listen("warning", f"{said}: only the critic learns")
         options: dict[str, Any] = {
             "minibatches": self.config.minibatches,
             "micro_tokens": self.config.compute.micro_tokens,

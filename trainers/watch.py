@@ -74,7 +74,7 @@ class Watch:
         Raises:
             ParityError: it is too wide; the message says why.
         """
-        thresholds = Thresholds.of(next(self._model.parameters()).dtype)
+        thresholds = Thresholds.of(self._model)
         wide = not gap.get("parity/gap_mean", 0.0) <= thresholds.warn_gap
         causes = explain(self._model, mini, self._temperature) if wide else ()
         self._warn(check(gap, thresholds, causes))

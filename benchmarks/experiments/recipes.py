@@ -48,7 +48,7 @@ PLAN = DemoPlan(
 )
 CRITIC = {"learning_rate": 1e-3, "epochs": 2, "warmup": 5}
 """Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits for 50 rounds."""
-EXTRA: dict[str, dict[str, Any]] = {"dapo, plain clip": {"recipe": "dapo", "loss": {"clip_high": 0.2}}}
+EXTRA: dict[str, dict[str, Any]] = {"dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}}}
 """Rows beside the recipes, each a comparison that the table's text draws."""
 
 
