@@ -28,12 +28,15 @@ from agentrl.types import EndReason, Score
 VOCABULARY, VERSION = 700, 5
 Change = Callable[[TokenBatch], TokenBatch]
 
-PAID = {"turn_weights": {"step": 0.5}}
-"""Without process rewards a test of credit would be about one number per episode."""
 
-ROWS: dict[str, Recipe] = {name: recipe(name, **PAID) for name in RECIPES}
+def paid(name: str, **settings) -> Recipe:
+    """The recipe with process rewards, without which a test of credit would be about one number per episode."""
+    return replace(recipe(name, **settings), turn_weights={"step": 0.5})
+
+
+ROWS: dict[str, Recipe] = {name: paid(name) for name in RECIPES}
 ADDED: dict[str, Recipe] = {
-    f"{name}-{'-'.join(options)}": recipe(name, **PAID, **options)
+    f"{name}-{'-'.join(options)}": paid(name, **options)
     for name, options in (
         ("grpo", {"kl_coef": 0.1}),
         ("dr_grpo", {"entropy_coef": 0.05}),
@@ -51,7 +54,7 @@ ADDED: dict[str, Recipe] = {
         ("gdpo", {"part_weights": {"a": 1.0, "b": 0.5}}),
     )
 }
-ADDED["dppo-topk"] = replace(recipe("dppo", **PAID), surrogate=dppo_topk_kl)
+ADDED["dppo-topk"] = replace(paid("dppo"), surrogate=dppo_topk_kl)
 CASES = ROWS | ADDED
 
 # --- rounds ----------------------------------------------------------------------------------------------------------

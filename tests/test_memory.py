@@ -112,6 +112,12 @@ def test_a_run_is_planned_from_its_config_and_needs_no_weights(tmp_path):
     assert set(found.models) == {"policy"} and found.update["activations"] > 0
     with_kl = plan_run(check_config(row | {"loss": {"kl_coef": 0.1}}, "test"), Limits(episode_tokens=128))
     assert set(with_kl.models) == {"policy", "reference"}
+    with pytest.raises(ConfigError, match="group_size=1"):
+        plan_run(check_config(row | {"group_size": 1}, "test"), Limits())
+    config_of(shape(width=64)).save_pretrained(tmp_path / "critic")
+    ppo = row | {"recipe": "ppo", "loss": {"critic": {"model": str(tmp_path / "critic")}}}
+    small = plan_run(check_config(ppo, "test"), Limits(episode_tokens=128)).models
+    assert 0 < small["critic"] < small["policy"] / 2
     with pytest.raises(ConfigError, match="does not exist"):
         plan_run(check_config(row | {"model": str(tmp_path / "none")}, "test"), Limits())
 

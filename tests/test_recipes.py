@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from recipe_cases import CASES, PAID, SIGNAL, credited, groups_of, learnt, output_of
+from recipe_cases import CASES, SIGNAL, credited, groups_of, learnt, output_of, paid
 from recipe_checks import (
     CHECKS,
     check_micro_batches_add_up,
@@ -29,6 +29,7 @@ from agentrl.trainers.recipes import ADDABLE, RECIPES, Recipe, recipe
 from agentrl.trainers.run import Run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text()
+RUNS = Path(__file__).parents[1] / "docs" / "training.md"
 RECIPE_DOCS = PAGE.split("\n## Recipes\n")[1].split("\n## ")[0]
 ALL = pytest.mark.parametrize("name", CASES)
 ROWS = pytest.mark.parametrize("name", RECIPES)
@@ -87,7 +88,7 @@ def test_a_recipe_reads_what_it_says_it_needs_and_nothing_else(name):
 
 @ROWS
 def test_a_group_of_one_is_refused_or_teaches(name):
-    row = recipe(name, **PAID)
+    row = paid(name)
     if "group" in row.needs:
         with pytest.raises(ConfigError, match="group_size=1 "):
             row.refuse_group_size(1)
@@ -149,7 +150,7 @@ def test_parts_of_ones_own_in_a_file_are_a_recipe(tmp_path):
 
 
 def test_the_docs_have_every_setting_of_a_run_with_its_default():
-    rows = PAGE.split("\n## A run\n")[1].split("\n**When")[0]
+    rows = RUNS.read_text().split("\n## Settings\n")[1].split("\n## ")[0]
     said = {}
     for names, values in re.findall(r"^\| (`.*?`) \| (.*?) \|", rows, re.MULTILINE):
         said |= dict(zip(re.findall(r"`(.*?)`", names), values.replace("`", "").split(", "), strict=True))

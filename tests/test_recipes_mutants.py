@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from recipe_cases import PAID, row_fields
+from recipe_cases import paid, row_fields
 from recipe_checks import (
     check_a_late_reward_arrives,
     check_an_episode_in_two_rows_is_one,
@@ -32,7 +32,7 @@ from agentrl.trainers.sequence_surrogates import gspo, vespo
 
 def row(name: str, **changes) -> Recipe:
     """A recipe of the table with wrong parts in it."""
-    return replace(recipe(name, **PAID), **changes)
+    return replace(paid(name), **changes)
 
 
 def reading(step):

@@ -24,6 +24,7 @@ from agentrl.trainers import checkpoint
 from agentrl.trainers.batch import pack
 from agentrl.trainers.config import TrainConfig, check_config, read_config
 from agentrl.trainers.loop import TrainingError, train, why_quiet
+from agentrl.trainers.metrics import refill_metrics
 from agentrl.trainers.recipes import RECIPES
 from agentrl.trainers.run import Run
 from agentrl.trainers.session import run_training
@@ -151,9 +152,11 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     assert alone[0]["reward/mean"] == filled[0]["reward/mean"], "the first round plays the same tasks"
     assert any(row["refill/groups"] > 0 for row in filled)
     with Run(settings(model, **plain, loss={"refill": True}), tmp_path / "c" / "x") as opened:
-        groups, refilled = opened.play(0)
+        groups, refilled, spare = opened.play(0)
         batch = opened.recipe.advantage(pack([*groups, *refilled], opened.pad_id))
     assert len(groups) == 4 and all(group.has_signal for group in refilled)
+    assert (len(refilled) + len(spare)) % 4 == 0, "what was played in vain is counted, too"
+    assert refill_metrics(groups, refilled, spare)["refill/episodes"] == 2 * len([*refilled, *spare])
     signal = sum(group.has_signal for group in (*groups, *refilled))
     assert signal <= 4 and batch.n_episodes == 2 * signal
     keys = read_episodes(tmp_path / "b/x/episodes.jsonl")

@@ -13,10 +13,11 @@ from trainer_cases import PAD, batch_of, branch, episode, group
 from agentrl.evaluation.passk import summarize
 from agentrl.trainers import batch_metrics, metrics, parity
 from agentrl.trainers.batch import groups_with_signal, pack
-from agentrl.trainers.batch_metrics import lost_reward_metrics, staleness_metrics, token_metrics
+from agentrl.trainers.batch_metrics import gradient_metrics, lost_reward_metrics, staleness_metrics, token_metrics
 from agentrl.trainers.metrics import (
     QUIET,
     held_out_metrics,
+    refill_metrics,
     repeat_metrics,
     rollout_metrics,
     system_metrics,
@@ -114,6 +115,14 @@ def test_prompts_that_come_again():
     assert repeat_metrics([groups[0], other], ()) == {"groups/repeated": 0.0} and repeat_metrics([], ()) == {}
 
 
+def test_what_refilling_cost_counts_what_was_played_in_vain():
+    signal, quiet, more = group(1.0, 0.0), group(0.0, 0.0, task="u"), group(1.0, 0.0, 0.5, task="v")
+    assert refill_metrics([signal], [], []) == {}
+    assert refill_metrics([quiet], [more], []) == {"refill/groups": 1, "refill/episodes": 3, "refill/empty": 0}
+    found = refill_metrics([signal, quiet], [], [quiet, quiet])
+    assert found == {"refill/groups": 0, "refill/episodes": 4, "refill/empty": 1}, "the worst round is not left out"
+
+
 def test_how_the_machine_is_used():
     counted = Group((replace(episode(), counts=Counts(sampled_tokens=30)),))
     found = system_metrics([counted], waited_s=2.0, round_s=8.0, queue=3)
@@ -147,19 +156,21 @@ def test_tokens_and_gradient_by_role_and_turn_by_hand():
         {"tokens/prompt": 0.3, "tokens/sampled": 0.3, "tokens/observed": 0.4, "tokens/reread": 0}
     )
     batch = replace(batch, advantages_BT=torch.where(batch.mask_BT, 2.0, 0.0))
-    found = token_metrics(batch)
+    found = gradient_metrics([batch])
     assert found["gradient/sampled"] == 1 and found["gradient/prompt"] == found["gradient/observed"] == 0
     assert found["gradient/turn_0"] == pytest.approx(2 / 3) and found["gradient/turn_1"] == pytest.approx(1 / 3)
     assert "gradient/turn_2" not in found
     weighed = replace(batch, weights_BT=torch.where(batch.turn_BT == 0, 0.0, 1.0))
-    assert token_metrics(weighed)["gradient/turn_1"] == 1
+    assert gradient_metrics([weighed])["gradient/turn_1"] == 1
+    assert gradient_metrics([batch, weighed])["gradient/turn_1"] == pytest.approx(1 / 2)  # two of four tokens
+    assert gradient_metrics([]) == {}
 
 
 def test_gradient_where_there_must_be_none_shows():
     batch = batch_of(group(1.0, 0.0))
-    assert token_metrics(batch)["gradient/sampled"] == pytest.approx(1)
+    assert gradient_metrics([batch])["gradient/sampled"] == pytest.approx(1)
     leaking = replace(batch, advantages_BT=torch.ones_like(batch.advantages_BT))
-    found = token_metrics(leaking)
+    found = gradient_metrics([leaking])
     assert found["gradient/observed"] > 0 and found["gradient/prompt"] > 0
 
 
@@ -199,6 +210,13 @@ def test_reward_of_tokens_that_do_not_train():
     assert found == pytest.approx({"episodes/untrained": 0, "reward/lost_share": share / 3})
 
 
+def test_refilled_groups_colour_no_metric_of_what_is_lost():
+    own, more = [group(1.0, 0.0), group(1.0, 1.0, task="u")], [group(1.0, 0.0, task="v")]
+    packed, alone = replace(batch_of(*own, *more), n_refilled=2), batch_of(*own)
+    trained, without = (one.rows(one.group_E[one.episode_B] != 1) for one in (packed, alone))
+    assert lost_reward_metrics(packed, [trained]) == pytest.approx(lost_reward_metrics(alone, [without]))
+
+
 def test_an_episode_that_said_nothing_loses_its_reward():
     silent = episode(reward=0.5, end=EndReason.CONTEXT_LENGTH, sample=9)
     packed = pack([Group((*group(1.0, 0.0).episodes, silent))], PAD)
@@ -212,6 +230,7 @@ def test_rows_and_padding_change_no_batch_metric():
     turned = batch.rows(torch.tensor([2, 0, 1]))
     for measure in (
         token_metrics,
+        lambda one: gradient_metrics([one]),
         lambda one: staleness_metrics(one, 4),
         lambda one: lost_reward_metrics(batch, [one]),
     ):
@@ -231,9 +250,11 @@ def test_every_metric_stands_in_the_table_of_the_docs():
     found = (
         rollout_metrics([Group((said,)), group(1.0, 0.0)])
         | repeat_metrics([group(1.0)], ())
+        | refill_metrics([group(0.0)], [group(1.0, 0.0)], [])
         | system_metrics([], waited_s=1, round_s=1, queue=0)
         | held_out_metrics(summarize([episode(), episode(sample=1)], (1, 2)))
         | token_metrics(batch)
+        | gradient_metrics([batch])
         | staleness_metrics(batch, 4)
         | lost_reward_metrics(batch, [groups_with_signal(batch)][:0])
         | parity.gap_metrics(parts)

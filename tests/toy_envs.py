@@ -82,3 +82,17 @@ class Told(Parity):
         for index in range(40):
             word = "yes" if index % 2 else "no"
             yield Task(id=f"{split}-{seed % 97}-{index}", instruction=f"{word} {index}", hidden={"n": 1})
+
+
+async def even_turns(submission):
+    """`even_length`, and 1 for every turn of even length as its process reward."""
+    even = await even_length(submission)
+    said = [len(message.content) % 2 for message in submission.messages if message.role == "assistant"]
+    return Score(even.value, turns={"turn": tuple(1.0 - odd for odd in said)})
+
+
+class Paid(Parity):
+    """The same, with a reward for every turn."""
+
+    id = "paid-v0"
+    verifier = even_turns

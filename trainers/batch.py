@@ -67,6 +67,7 @@ class TokenBatch:
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
+        n_refilled: how many of the E episodes, the last ones, take the places of others (dynamic sampling).
         version: of the policy that the update starts from; None where nobody said. A token's age is its distance.
         parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode lacks it.
         rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are none.
@@ -101,6 +102,7 @@ class TokenBatch:
     n_tokens: int
     n_episodes: int
     n_failed: int = 0
+    n_refilled: int = 0
     version: int | None = None
     parts_E: Mapping[str, Tensor] = field(default_factory=dict)
     rewards_BT: Tensor | None = None
@@ -190,8 +192,8 @@ class TokenBatch:
 
         Every epoch goes through all of them, in another order.
 
-        Where only a share of the scored episodes trains (groups were filtered), there are as many fewer batches, so
-        that a step keeps its size: small ones would be noise at full length.
+        Where only a share of the scored episodes trains (groups were filtered and not refilled), there are as many
+        fewer batches, so that a step keeps its size: small ones would be noise at full length.
 
         Raises:
             ConfigError: the count is not positive.
@@ -199,7 +201,8 @@ class TokenBatch:
         if count < 1:
             raise ConfigError(f"minibatches={count} must be at least 1")
         trained = torch.nonzero(self.tokens_E.cpu()).flatten()
-        count = math.ceil(count * len(trained) / max(1, len(self.tokens_E)))
+        planned = max(1, len(self.tokens_E) - self.n_refilled)
+        count = min(count, math.ceil(count * len(trained) / planned))
         chance = torch.Generator().manual_seed(seed)
         orders = (trained[torch.randperm(len(trained), generator=chance)] for _ in range(epochs))
         for episodes in chain.from_iterable(torch.tensor_split(order, max(1, count)) for order in orders):

@@ -17,10 +17,14 @@ from agentrl.trainers.models import Compute
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+"""Numbers are finite, and neither text nor truth values are taken for one."""
+
+
 class Schedule(BaseModel):
     """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     warmup: int = Field(default=0, ge=0)
     """Rounds until the peak."""
@@ -29,13 +33,16 @@ class Schedule(BaseModel):
 
     def share(self, step: int, steps: int) -> float:
         """Share of the peak in round `step` (from 0) of `steps`."""
-        return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
+        peak = max(0, self.warmup - 1)
+        if step < peak:
+            return (step + 1) / self.warmup
+        return 1 - (1 - self.final) * (step - peak) / max(1, steps - 1 - peak)
 
 
 class HeldOut(BaseModel):
     """What an evaluation during training plays."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     tasks: int = Field(default=256, ge=1)
     """The first so many held-out tasks, the same every time."""
@@ -51,7 +58,7 @@ class HeldOut(BaseModel):
 class CriticSettings(BaseModel):
     """The critic of a recipe that needs one (PPO, VAPO)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     model: str = ""
     """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the policy's, with V = 0."""
@@ -59,7 +66,7 @@ class CriticSettings(BaseModel):
     """Of AdamW, the same in every round: ten times the policy's default."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the tokens of a round, each in as many minibatches as the policy's."""
-    value_clip: float = Field(default=0.5, gt=0)
+    value_clip: float = Field(default=0.5, gt=0, allow_inf_nan=True)
     """How far a value can move within a round, in units of the reward; `inf`: as far as it likes."""
     warmup: int = Field(default=0, ge=0)
     """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has 50)."""
@@ -68,7 +75,7 @@ class CriticSettings(BaseModel):
 class TrainConfig(BaseModel):
     """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
     env: str
     """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
@@ -115,6 +122,9 @@ class TrainConfig(BaseModel):
 
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
 """Settings that a resumed run cannot change: its records would mix two runs."""
+
+TRAINED = ("lora_rank", "lora_alpha", "optimizer")
+"""Compute settings that a resumed run cannot change: what was trained, and the optimizer's state, would not fit."""
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -200,9 +210,10 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
         return {}
     old, new = read_config(path).model_dump(mode="json"), config.model_dump(mode="json")
     changed = {name: (old[name], new[name]) for name in new if old[name] != new[name]}
-    for name in IDENTITY:
-        if name in changed:
-            was, now = changed[name]
+    fixed = {name: (old[name], new[name]) for name in IDENTITY}
+    fixed |= {f"compute.{name}": (old["compute"][name], new["compute"][name]) for name in TRAINED}
+    for name, (was, now) in fixed.items():
+        if was != now:
             raise ConfigError(
                 f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or choose another --out"
             )

@@ -18,7 +18,7 @@ import torch
 
 from agentrl.errors import TrainingError
 from agentrl.trainers.batch import TokenBatch
-from agentrl.trainers.batch_metrics import lost_reward_metrics, staleness_metrics, token_metrics
+from agentrl.trainers.batch_metrics import gradient_metrics, lost_reward_metrics, staleness_metrics, token_metrics
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics, system_metrics
 from agentrl.trainers.parity import Tokens, gap_metrics, ratio_metrics, trained_tokens
@@ -43,17 +43,18 @@ def train(run: Run) -> None:
         run.log(0, run.evaluate(0))
     for step in range(run.start, config.steps):
         started = time.perf_counter()
-        groups, refilled = run.play(step)
+        groups, refilled, spare = run.play(step)
+        packed = run.pack(groups, refilled, step)
         sampled = time.perf_counter()
-        packed = run.pack([*groups, *refilled], step)
         batch = credit(run, prepare(run, packed), step)
-        metrics = rollout_metrics(groups) | run.watch.noticed(groups, step) | refill_metrics(groups, refilled)
+        metrics = rollout_metrics(groups) | run.watch.noticed(groups, step) | refill_metrics(groups, refilled, spare)
         metrics |= learn(run, packed, batch, step)
         updated = time.perf_counter()
         metrics |= run.hand_over(step + 1)
         due = config.eval_every and ((step + 1) % config.eval_every == 0 or step + 1 == config.steps)
         metrics |= run.evaluate(step + 1) if due else {}
-        metrics |= system_metrics(groups, waited_s=sampled - started, round_s=updated - started, queue=0)
+        played = (*groups, *refilled, *spare)
+        metrics |= system_metrics(played, waited_s=sampled - started, round_s=updated - started, queue=0)
         metrics |= {
             "time/rollout_s": sampled - started,
             "time/update_s": updated - sampled,
@@ -83,7 +84,7 @@ def learn(run: Run, packed: TokenBatch, batch: TokenBatch, step: int) -> dict[st
         if run.critic.is_pretraining(step):
             return metrics
     updated, trained = update(run, batch, step)
-    return metrics | updated | lost_reward_metrics(packed, trained)
+    return metrics | updated | gradient_metrics(trained) | lost_reward_metrics(packed, trained)
 
 
 def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], list[TokenBatch]]:
@@ -109,19 +110,18 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
             scalar.backward()
             parts.append(metrics)
             tokens.append(trained_tokens(output, micro))
+        if parts:
+            norm = float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm))
+            gap = {} if history else run.watch.agree(gap_metrics(tokens), mini)
+            history.append(add_metrics(parts) | {"grad_norm": norm, "updates": 0.0} | gap)
+            _stop_if_broken(run, history[-1], mini, step)
+            if history[-1]["approx_kl"] <= recipe.kl_budget:
+                run.optimizer.step()
+                history[-1]["updates"] = 1.0
+            run.optimizer.zero_grad(set_to_none=True)
+            if history[-1]["approx_kl"] > recipe.kl_budget:
+                break
         trained += [mini] if sum(one.n_episodes for one in trained) < batch.n_episodes else []
-        if not parts:
-            continue
-        norm = float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm))
-        gap = {} if history else run.watch.agree(gap_metrics(tokens), mini)
-        history.append(add_metrics(parts) | {"grad_norm": norm, "updates": 0.0} | gap)
-        _stop_if_broken(run, history[-1], mini, step)
-        if history[-1]["approx_kl"] <= recipe.kl_budget:
-            run.optimizer.step()
-            history[-1]["updates"] = 1.0
-        run.optimizer.zero_grad(set_to_none=True)
-        if history[-1]["approx_kl"] > recipe.kl_budget:
-            break
     return _summarize(history) | run.watch.effective(ratio_metrics(tokens)), trained
 
 

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentrl.errors import ConfigError
 from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.parts import name_of, options
 from agentrl.trainers.scoring import PolicyOutput
+
+if TYPE_CHECKING:
+    from agentrl.trainers.recipes import Recipe
+
+
+def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
+    """Compute a loss of made-up numbers, on which parts that contradict each other say so.
+
+    Args:
+        settings: those of the options of its parts that were asked for.
+
+    Raises:
+        ConfigError: parts contradict each other, or a setting changes nothing.
+    """
+    terms: tuple[Callable[..., Any], ...] = (*found.before, *found.regularisers)
+    for part in terms:
+        known = options(part)
+        named = [name for name in known if name in settings]
+        if named and (idle := [n for n in known if n.endswith("_coef") and not known[n] and n not in settings]):
+            raise ConfigError(f"{named[0]} changes nothing while {idle[0]} is 0: set {idle[0]} as well")
+    unread = "turn_weights" if found.turn_weights else "kl_reward_coef"
+    if "gdpo" in map(name_of, found.credit) and (found.turn_weights or unread in found.options):
+        raise ConfigError(f"{unread} changes nothing in recipe {found.name}: it reads the parts of a score alone")
+    batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
+    whole = replace(found, filter_groups=False, refill=False)  # the one group that is made up may be without signal
+    batch = found.correct(whole.advantage(batch))
+    found.loss(output, batch)
+    if batch.weights_BT is not None and not batch.weights_BT.any():
+        raise ConfigError(f"recipe {found.name} with {settings} gives weight 0 even to what its policy just sampled")
 
 
 def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:

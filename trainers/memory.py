@@ -151,11 +151,13 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
         row_tokens: of the longest episode; None: as much read as the policy may write, or what the context holds.
 
     Raises:
-        ConfigError: the model folder cannot be read.
+        ConfigError: a model folder cannot be read, or the run would be refused.
     """
-    compute, needs = config.compute, recipe(config.recipe, **config.loss).needs
-    policy, reference, critic = (load_config(config.model) for _ in range(3))
-    policy.dtype, reference.dtype = policy_dtype(compute), reference_dtype(compute)
+    compute, planned = config.compute, recipe(config.recipe, **config.loss)
+    planned.refuse_group_size(config.group_size)
+    needs = planned.needs
+    policy, reference, critic = map(load_config, (config.model, config.model, planned.critic.model or config.model))
+    policy.dtype, reference.dtype, critic.dtype = policy_dtype(compute), reference_dtype(compute), torch.float32
     longest = row_tokens or min(2 * limits.episode_tokens, int(policy.max_position_embeddings))
     count = max(1, compute.micro_tokens // longest)
     work = Work(

@@ -57,14 +57,14 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def refill_metrics(groups: Sequence[Group], refilled: Sequence[Group]) -> dict[str, float]:
-    """What dynamic sampling did: groups that took a place, episodes they cost, places that stayed empty."""
-    if not refilled:
+def refill_metrics(groups: Sequence[Group], refilled: Sequence[Group], spare: Sequence[Group]) -> dict[str, float]:
+    """What dynamic sampling did: groups that took a place, episodes it played, places that stayed empty."""
+    if not refilled and not spare:
         return {}
     signal = sum(group.has_signal for group in (*groups, *refilled))
     return {
         "refill/groups": float(len(refilled)),
-        "refill/episodes": float(sum(len(group.episodes) for group in refilled)),
+        "refill/episodes": float(sum(len(group.episodes) for group in (*refilled, *spare))),
         "refill/empty": float(max(0, len(groups) - signal)),
     }
 

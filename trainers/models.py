@@ -18,7 +18,7 @@ from agentrl.trainers.optim import OptimizerName, make_optimizer
 class Compute(BaseModel):
     """What a run may spend: settings that change memory and speed; only precision and adapters change results."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Padded tokens per forward pass; never changes the gradient."""

@@ -11,6 +11,7 @@ A part says what it reads beside tokens and outcomes by `@needs(...)`, so a run 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,10 @@ Need = Literal["group", "reference", "proximal", "critic", "greedy", "entropy", 
 and entropy of the policy that the update starts from; a critic's values; a greedy episode per task; the policy's
 entropy as a value or with gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens under both
 (`TokenBatch.top_ids_BTK`)."""
+
+LARGEST = 2**63
+BOUNDS = ("low", "high", "max", "limit", "clip", "age")
+"""Last words of options that bound something: there infinity is no bound, and elsewhere no number to compute with."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ def with_options(part: Part, settings: Mapping[str, Any]) -> Part:
     """The part with those of the settings that are options of it; others are left alone.
 
     Raises:
-        ConfigError: a value has another type than the option's default, or is no number from 0 up (counts: from 1).
+        ConfigError: a value has another type than the option's default, is no number from 0 up (counts: from 1), or is
+            infinite where nothing is bounded.
     """
     if isinstance(part, Lifted):
         return replace(part, inner=with_options(part.inner, settings))
@@ -108,4 +114,6 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     least, kind = (1, int) if isinstance(default, int) else (0, int | float)
     if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
         raise ConfigError(f"{name}={value!r} must be a {'count' if least else 'number'} >= {least}")
+    if value >= LARGEST and not (value == math.inf and name.rsplit("_", 1)[-1] in BOUNDS):
+        raise ConfigError(f"{name}={str(value)[:20]} must be below 2**63: only what bounds something may be inf")
     return value

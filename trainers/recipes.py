@@ -50,7 +50,7 @@ from agentrl.trainers.credit import (
     whiten,
 )
 from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, ppo_clip
-from agentrl.trainers.made_up import made_up
+from agentrl.trainers.made_up import try_on_made_up
 from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
 from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, simko
 from agentrl.trainers.selections import clip_cov, select_forks, select_kl_cov, train_high_entropy
@@ -87,8 +87,8 @@ class Recipe:
             large learning rates safe, at a price: the baseline no longer cancels, so the estimator is biased towards
             repeating what worked (at 0 it is fine-tuning on the better half of every group).
         filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics still count them.
-        refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic sampling); what metrics
-            say of reward is of the round's own tasks alone, so choosing does not colour it.
+        refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic sampling); metrics of
+            rollouts are of the round's own tasks alone, so choosing does not colour them.
         epochs: how often a round's episodes are gone through.
         kl_budget: nats per token that the policy may move in one round; what is left of the round is then skipped.
         reset_every: rounds after which the reference becomes the present policy and the optimizer forgets (ProRL);
@@ -126,7 +126,9 @@ class Recipe:
         if not (_is_number(self.kl_budget) and self.kl_budget > 0):
             raise ConfigError(f"kl_budget={self.kl_budget!r} must be a positive number of nats per token")
         weights = self.turn_weights
-        if not (isinstance(weights, Mapping) and all(_is_number(weight) for weight in weights.values())):
+        if not (
+            isinstance(weights, Mapping) and all(_is_number(one) and abs(one) < math.inf for one in weights.values())
+        ):
             raise ConfigError(f"turn_weights={weights!r} must be a table of numbers by name, as in {{format = 0.1}}")
 
     @cached_property
@@ -150,6 +152,10 @@ class Recipe:
             raise ConfigError(f"group_size=1 gives every episode advantage 0 in recipe {self.name}: use at least 2")
         if group_size <= (best_of := self.options.get("pass_k", 0)):
             raise ConfigError(f"pass_k={best_of} needs groups of more than {best_of}, not group_size={group_size}")
+        if group_size == 1 and self.refill:
+            raise ConfigError(
+                "refill=true looks for groups whose rewards differ, and group_size=1 has none: use at least 2"
+            )
 
     def advantage(self, batch: TokenBatch) -> TokenBatch:
         """The batch with its advantages."""
@@ -268,7 +274,7 @@ _OWN = ("turn_weights", "negative_weight", "filter_groups", "refill", "epochs", 
 Row = TypeVar("Row")
 
 
-def recipe(name: str, **settings: Any) -> Recipe:
+def recipe(name: str, /, **settings: Any) -> Recipe:
     """The named recipe, with options of its parts set: `recipe("grpo", clip_high=0.28, aggregate="token")`.
 
     `path/to/file.py:mine` names a recipe in a file of one's own.
@@ -293,9 +299,7 @@ def recipe(name: str, **settings: Any) -> Recipe:
     for key in settings.keys() - found.options.keys():
         raise ConfigError(_no_setting(key, found))
     found = _configured(found, settings)
-    terms = dict.fromkeys(found.options.get("part_weights") or ["any"], 1.0)
-    batch, output = made_up(terms)
-    found.loss(output, found.correct(found.advantage(batch)))  # parts that contradict each other say so here
+    try_on_made_up(found, settings)
     return found
 
 
@@ -343,7 +347,7 @@ def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
 
 def _named(name: str, table: dict[str, Row], what: str) -> Row:
     """The entry of that name."""
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
     raise ConfigError(
         f"there is no {what} {name!r}; did you mean {_nearest(name, table)!r}? (known: {', '.join(table)})"

@@ -107,7 +107,6 @@ class Run:
         if (begun or checkpoint.latest(self.folder)) and not resume:
             raise ConfigError(f"run folder {self.folder} is in use: continue it with --resume or choose another --out")
         self.changed = check_resumed(self.config, self.folder / "config.toml") if resume else {}
-        self.folder.mkdir(parents=True, exist_ok=True)
         return checkpoint.latest(self.folder) if resume else None
 
     def _frozen_reference(self, found: checkpoint.Checkpoint | None) -> torch.nn.Module | None:
@@ -120,7 +119,11 @@ class Run:
                 "reset_every needs a reference of its own, and with lora_rank > 0 it is the policy itself: "
                 f"set loss.reset_every=0 for recipe {self.recipe.name}, or compute.lora_rank=0"
             )
-        return reference_of(self.model, self.config.compute, kept or self.config.model)
+        if kept:  # it was a copy of the policy, and computes as that did
+            policy, _ = load_policy(kept, self.config.compute, self.config.learning_rate)
+            reset: torch.nn.Module = policy.to(self.model.device).requires_grad_(False).eval()
+            return reset
+        return reference_of(self.model, self.config.compute, self.config.model)
 
     def _open_critic(self, found: checkpoint.Checkpoint | None, policy: Path) -> Critic | None:
         """The critic of a recipe that needs one: as it was saved, or new."""
@@ -184,34 +187,39 @@ class Run:
         self._parts.callback(lambda: self.rollouts.run(self.engine.close()))
         prompt_ids = self.chat.prompt_ids([Message.user("How many letters has the word agent?")], ())
         self.watch = Watch(self.model, self.engine, self.rollouts, prompt_ids, sampling, self.listen)
+        next(self._every_round())  # a split that is too small is refused before anything is played
         # Last, so that a part that cannot be had leaves the folder as it was.
-        set_aside(self.folder / "metrics.jsonl", self._is_redone)
-        set_aside(self.folder / "episodes.jsonl", self._is_redone)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics", "episodes", "samples/top", "samples/random"):
+            set_aside(self.folder / f"{name}.jsonl", self._is_redone)
         self._episodes = self._parts.enter_context(EpisodeWriter(self.folder / "episodes.jsonl"))
         self._metrics = self._parts.enter_context(MetricsWriter(self.folder / "metrics.jsonl"))
         self.watch.open(self.folder, self.folder / "episodes.jsonl", self.start, self._parts)
         write_config(config, self.folder / "config.toml")
 
-    def play(self, step: int) -> tuple[list[Group], list[Group]]:
-        """The groups of a round and, where the recipe refills, those with signal that take the places of others.
+    def play(self, step: int) -> tuple[list[Group], list[Group], list[Group]]:
+        """The groups of a round; where the recipe refills, those that take the places of others; those played in vain.
 
         At most `MAX_DRAWS` times as many tasks are played; places that then are empty stay so.
 
         Raises:
             ConfigError: the split has fewer tasks than a round.
         """
-        groups, refilled = self._draw(step, ""), list[Group]()
+        groups, refilled, spare = self._draw(step, ""), list[Group](), list[Group]()
         for draw in range(1, MAX_DRAWS if self.recipe.refill else 1):
             missing = len(groups) - sum(group.has_signal for group in (*groups, *refilled))
             if missing > 0:
                 more = self._draw(step, f"/refill-{draw}")
-                refilled += [group for group in more if group.has_signal][:missing]
-        return groups, refilled
+                chosen = [group for group in more if group.has_signal][:missing]
+                refilled += chosen
+                spare += [group for group in more if group not in chosen]
+        return groups, refilled, spare
 
-    def pack(self, groups: Sequence[Group], step: int) -> TokenBatch:
+    def pack(self, own: Sequence[Group], refilled: Sequence[Group], step: int) -> TokenBatch:
         """The groups of a round as one batch, with the rewards of greedy episodes where a part reads them."""
-        weights = self.recipe.turn_weights
+        groups, weights = (*own, *refilled), self.recipe.turn_weights
         batch = pack(groups, self.pad_id, turn_weights=weights, version=step)
+        batch = replace(batch, n_refilled=int((batch.group_E >= len(own)).sum()))
         given = {name for group in groups for episode in group.episodes for name in episode.score.turns}
         if step == self.start and batch.n_tokens and (absent := sorted(weights.keys() - given)):
             said = f"no episode of round {step + 1} has the process rewards {absent} that turn_weights names"

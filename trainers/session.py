@@ -14,6 +14,7 @@ from agentrl.trainers.config import TrainConfig, read_config
 from agentrl.trainers.loop import train
 from agentrl.trainers.memory import plan_run, plan_table
 from agentrl.trainers.run import Listener, Run
+from agentrl.trainers.trackers import check_trackers
 
 
 def plan_training(config: Path, overrides: Sequence[str] = (), *, show: bool = True) -> dict[str, Any]:
@@ -55,6 +56,7 @@ def train_with_display(
 ) -> dict[str, Any]:
     """Train with a progress bar, then write the report, which is also written when training stops early."""
     report = None
+    check_trackers(log_to)
     with episode_bar("starting") as bar, Run(config, folder, resume=resume, listen=follow(bar, config)) as run:
         run.track(log_to)
         for name, (old, new) in run.changed.items():
@@ -109,9 +111,5 @@ def describe(row: dict[str, Any], steps: int) -> str:
         ("eval/failed_infra", "failed by infrastructure {:.0f}"),
     )
     row = {name: value for name, value in row.items() if name != "eval/failed_infra" or value}
-    parts = [
-        text.format(row[name])
-        for name, text in shown
-        if name in row and not (name == "eval/failed_infra" and not row[name])
-    ]
+    parts = [text.format(row[name]) for name, text in shown if name in row]
     return f"round {row['step']:>{len(str(steps))}}/{steps}  " + "  ".join(parts)

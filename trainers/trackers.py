@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +34,10 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files under `<folder>/tensorboard`; `tensorboard --logdir` over them shows the run."""
 
+    library = ("torch.utils.tensorboard", "tensorboard")
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library = _library("torch.utils.tensorboard", "tensorboard")
+        library = _library(*self.library)
         self._writer = library.SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", "\n".join(f"    {name} = {value!r}" for name, value in config.items()), 0)
 
@@ -57,8 +59,10 @@ class WandB:
     is played again is left as it was, with a warning of W&B's own.
     """
 
+    library = ("wandb", "wandb")
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library = _library("wandb", "wandb")
+        library = _library(*self.library)
         self._run: Any = library.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
@@ -82,8 +86,10 @@ class WandB:
 class Trackio:
     """A run of Trackio (local, the interface of W&B), named after the run folder."""
 
+    library = ("trackio", "trackio")
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library = _library("trackio", "trackio")
+        library = _library(*self.library)
         self._run: Any = library.init(project=PROJECT, name=folder.name, config=dict(config), embed=False)
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
@@ -97,11 +103,24 @@ class Trackio:
             self._run = None
 
 
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
+TRACKERS: dict[str, type[TensorBoard | WandB | Trackio]] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "trackio": Trackio,
 }
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse what cannot be opened, before anything else is.
+
+    Raises:
+        ConfigError: a name is unknown, or its library is not installed.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            near = get_close_matches(name, TRACKERS, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"there is no tracker {name!r}; did you mean {near!r}? (known: {', '.join(TRACKERS)})")
+        _library(*TRACKERS[name].library)
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
@@ -115,10 +134,7 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
     Raises:
         ConfigError: a name is unknown, or its library is not installed.
     """
-    for name in names:
-        if name not in TRACKERS:
-            near = get_close_matches(name, TRACKERS, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"there is no tracker {name!r}; did you mean {near!r}? (known: {', '.join(TRACKERS)})")
+    check_trackers(names)
     opened: list[Tracker] = []
     try:
         for name in dict.fromkeys(names):

@@ -88,9 +88,10 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
 def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrainedModel:
     """A value model from the folder of a policy, of a reward model, or of a critic that was saved.
 
-    It is the backbone with a float32 head of one label per token (`AutoModelForTokenClassification`). A head that the
-    folder lacks starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the
-    conversation so far. The global random state is left alone.
+    It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in float32 whatever the
+    folder's precision: steps of a usual learning rate are smaller than bfloat16 can hold. A head that the folder lacks
+    starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the conversation so far.
+    The global random state is left alone.
 
     Raises:
         ConfigError: there is no such folder, no model in it that can be loaded, or one whose head cannot be taken over.
@@ -101,8 +102,7 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
     with _readable(_folder(path), "config"):
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     config.num_labels = 1
-    dtype = config.dtype or torch.float32
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = torch.promote_types(config.dtype or torch.float32, torch.float32)
     with torch.random.fork_rng(devices=()), _quiet():  # a missing head is drawn at random, and reported; then it is 0
         model, found = _load(AutoModelForTokenClassification, path, config=config, dtype=wide, output_loading_info=True)
     head = scalar_head(model)
@@ -116,7 +116,6 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
         )
     for weight in absent.values():
         torch.nn.init.zeros_(weight)
-    model.base_model.to(dtype)
     critic: PreTrainedModel = model.to(device)
     return critic
 

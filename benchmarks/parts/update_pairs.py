@@ -91,8 +91,9 @@ class _Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.stdin.close()  # type: ignore[union-attr]
-        self.process.wait(60)
+        with self.process:  # closes the pipes
+            self.process.stdin.close()  # type: ignore[union-attr]
+            self.process.wait(60)
 
     def step(self) -> dict[str, float]:
         """What one step took."""
