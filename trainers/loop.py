@@ -80,7 +80,7 @@ def learn(run: Run, packed: TokenBatch, batch: TokenBatch, step: int) -> dict[st
         try:
             metrics |= run.critic.fit(batch, run.seed_of("critic", step))
         except TrainingError as error:
-            raise TrainingError(f"round {step}: {error}; the batch is in {run.keep(batch, step)}") from error
+            raise TrainingError(f"round {step + 1}: {error}; the batch is in {run.keep(batch, step + 1)}") from error
         if run.critic.is_pretraining(step):
             return metrics
     updated, trained = update(run, batch, step)
@@ -135,8 +135,9 @@ def score(run: Run, micro: TokenBatch) -> PolicyOutput:
 def _stop_if_broken(run: Run, last: dict[str, float], mini: TokenBatch, step: int) -> None:
     if not (math.isfinite(last["loss"]) and math.isfinite(last["grad_norm"])):
         raise TrainingError(
-            f"round {step}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; the batch is in "
-            f"{run.keep(mini, step)}; resume from the last checkpoint with a lower learning_rate"
+            f"round {step + 1}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; the batch is in "
+            f"{run.keep(mini, step + 1)}; resume with a lower learning_rate, and where that breaks at once, from the "
+            "checkpoint before: delete the newest folder of checkpoints/"
         )
 
 

@@ -217,9 +217,13 @@ class Run:
 
     def pack(self, own: Sequence[Group], refilled: Sequence[Group], step: int) -> TokenBatch:
         """The groups of a round as one batch, with the rewards of greedy episodes where a part reads them."""
-        groups = (*own, *refilled)
-        batch = pack(groups, self.pad_id, turn_weights=self.recipe.turn_weights, version=step)
+        groups, weights = (*own, *refilled), self.recipe.turn_weights
+        batch = pack(groups, self.pad_id, turn_weights=weights, version=step)
         batch = replace(batch, n_refilled=int((batch.group_E >= len(own)).sum()))
+        given = {name for group in groups for episode in group.episodes for name in episode.score.turns}
+        if step == self.start and batch.n_tokens and (absent := sorted(weights.keys() - given)):
+            said = f"no episode of round {step + 1} has the process rewards {absent} that turn_weights names"
+            self.listen("warning", f"{said}; there are {sorted(given) or 'none'}")
         if "greedy" not in self.recipe.needs:
             return batch
         tasks, run = list({group.task.id: self._tasks[group.task.id] for group in groups}.values()), self.folder.name
