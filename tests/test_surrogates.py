@@ -24,7 +24,7 @@ from agentrl.trainers.losses import (
     ppo_clip,
 )
 from agentrl.trainers.parts import with_options
-from agentrl.trainers.regularisers import AdaptiveKL, anchor_kl
+from agentrl.trainers.regularisers import anchor_kl
 from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trainers.sequence_surrogates import gmpo, gspo, gspo_token, sequence_ratio, topr, vespo
 from agentrl.trainers.surrogates import (
@@ -279,7 +279,7 @@ def test_the_penalty_has_the_gradient_of_the_kl_from_the_anchor():
     assert (found - 0.7 * torch.autograd.grad(exact, policy.theta)[0]).abs().max() < 1e-10
     batch, output = Golden.batch(), PolicyOutput(Golden.logprobs)
     metric = policy_metrics(output, batch, importance_weighted)["approx_kl"]
-    assert float(by_token(anchor_kl(output, batch), batch)) == pytest.approx(metric), "what AdaptiveKL is fed with"
+    assert float(by_token(anchor_kl(output, batch), batch)) == pytest.approx(metric)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -295,15 +295,3 @@ def test_the_penalty_has_the_gradient_of_the_kl_from_the_anchor():
 def test_senseless_settings_are_refused(surrogate, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         with_options(surrogate, settings)(PolicyOutput(Golden.logprobs), Golden.batch())
-
-
-def test_adaptive_kl_doubles_and_halves():
-    state = AdaptiveKL(beta=1.0, target=0.01)
-    assert state.update(0.0151).beta == 2.0
-    assert state.update(0.0066).beta == 0.5
-    assert state.update(0.012) is state.update(0.007) is state
-    assert state.update(1.0).update(1.0).update(0.0) == AdaptiveKL(2.0, 0.01)
-    with pytest.raises(ConfigError, match=r"target=0.0 must be a number above 0"):
-        AdaptiveKL(target=0.0)
-    with pytest.raises(ValueError, match="kl is NaN"):
-        state.update(math.nan)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from agentrl.errors import TrainingError
+from agentrl.trainers.adapt import adapt
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.batch_metrics import gradient_metrics, lost_reward_metrics, staleness_metrics, token_metrics
 from agentrl.trainers.losses import add_metrics
@@ -94,7 +95,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
     are left out of the forward pass while every denominator stays what it was.
 
     Raises:
-        TrainingError: the loss or the gradient is not a number.
+        TrainingError: the loss or the gradient is not a number, or what a coefficient should follow.
         ParityError: sampler and trainer disagree; nothing was trained on these samples.
     """
     config, recipe = run.config, run.recipe
@@ -122,7 +123,8 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
             if history[-1]["approx_kl"] > recipe.kl_budget:
                 break
         trained += [mini] if sum(one.n_episodes for one in trained) < batch.n_episodes else []
-    return _summarize(history) | run.watch.effective(ratio_metrics(tokens)), trained
+    metrics = _summarize(history) | run.watch.effective(ratio_metrics(tokens))
+    return metrics | adapt(run, batch, history), trained
 
 
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:

@@ -116,4 +116,4 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         raise ConfigError(f"{name}={value!r} must be a {'count' if least else 'number'} >= {least}")
     if value >= LARGEST and not (value == math.inf and name.rsplit("_", 1)[-1] in BOUNDS):
         raise ConfigError(f"{name}={str(value)[:20]} must be below 2**63: only what bounds something may be inf")
-    return value
+    return value if least else float(value)  # 1 for 1.0 would make it a count from then on

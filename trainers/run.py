@@ -74,7 +74,7 @@ class Run:
         self.listen = listen or (lambda kind, what: None)
         found = self._claim(resume)
         self.start = found.step if found else 0
-        self.recipe = recipe(config.recipe, **config.loss)
+        self.recipe = recipe(config.recipe, **config.loss).moved(found.coefficients if found else {})
         self.recipe.refuse_group_size(config.group_size)
         source = found.model if found else Path(config.model)
         self.tokenizer = load_tokenizer(source)
@@ -275,7 +275,8 @@ class Run:
     def save(self, step: int) -> None:
         """Write a checkpoint from which round `step` begins, and drop old ones."""
         reference = self.reference if self._was_reset else None
-        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic)
+        moved = {option: rule.coef for option, rule in self.recipe.rules().items()}
+        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic, moved)
         checkpoint.save(self.folder, step, saved)
         checkpoint.prune(self.folder, self.config.keep_last)
 
