@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.batch_metrics import gradient_metrics, lost_reward_metrics, staleness_metrics, token_metrics
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics, system_metrics
+from agentrl.trainers.moe import with_router_loss
 from agentrl.trainers.parity import Tokens, gap_metrics, ratio_metrics, trained_tokens
 from agentrl.trainers.prepare import LIKELIEST, credit, prepare
 from agentrl.trainers.run import Run
@@ -131,7 +133,8 @@ def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens."""
     mode: EntropyMode = "gradient" if "entropy_gradient" in run.recipe.needs else "value"
     top = LIKELIEST if run.recipe.needs & {"top", "anchor_top"} else 0
-    return token_logprobs(run.model, micro, run.config.temperature, entropy=mode, top=top)
+    said = partial(token_logprobs, run.model, micro, run.config.temperature, entropy=mode, top=top)
+    return with_router_loss(run.model, micro, said) if "router" in run.recipe.needs else said()
 
 
 def _stop_if_broken(run: Run, last: dict[str, float], mini: TokenBatch, step: int) -> None:

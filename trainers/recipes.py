@@ -52,7 +52,7 @@ from agentrl.trainers.credit import (
 from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, ppo_clip
 from agentrl.trainers.made_up import try_on_made_up
 from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
-from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, simko
+from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, load_balance, simko
 from agentrl.trainers.selections import clip_cov, select_forks, select_kl_cov, train_high_entropy
 from agentrl.trainers.sequence_surrogates import gmpo, gspo, topr, vespo
 from agentrl.trainers.surrogates import cispo, dppo_tv, importance_weighted, sapo
@@ -274,7 +274,7 @@ RECIPES = {row.name: row for row in _TABLE}
 ADDABLE: dict[str, tuple[Step | Term, ...]] = {
     "before": (kl_in_reward,),
     "credit": (entropy_shaped,),
-    "regularisers": (kl_penalty, entropy_bonus, imitate),
+    "regularisers": (kl_penalty, entropy_bonus, imitate, load_balance),
     "corrections": (
         truncated_is,
         masked_is,

@@ -154,6 +154,20 @@ def entropy_bonus(output: PolicyOutput, batch: TokenBatch, *, entropy_coef: floa
     return -entropy_coef * output.entropy_BT
 
 
+@needs("router")
+def load_balance(output: PolicyOutput, batch: TokenBatch, *, load_balance_coef: float = 0.0) -> Tensor:
+    """load_balance_coef·(load-balance loss of the model's routers) at every trained token: see `moe.with_router_loss`.
+
+    The one term that is a statistic of its micro-batch: that loss is a product of two means over the micro-batch, so
+    another split has another gradient, as in other trainers. Spread over trained tokens and aggregated as all terms
+    are, the micro-batches' losses add up to their mean, each weighed by its share of the step's tokens (`token`) or
+    episodes (`episode`).
+    """
+    if output.router_loss is None:
+        raise ValueError("load_balance: output.router_loss is None: score with it, or leave load_balance_coef out")
+    return load_balance_coef * output.router_loss.to(output.logprobs_BT.dtype).expand(batch.mask_BT.shape)
+
+
 def anchor_kl(output: PolicyOutput, batch: TokenBatch, *, anchor_kl_coef: float = 1.0) -> Tensor:
     """anchor_kl_coef·(ρ - 1 - log ρ): KL(π_anchor‖π), exact in value and gradient over π_anchor, and never negative.
 

@@ -32,6 +32,7 @@ from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.critic import Critic
 from agentrl.trainers.metrics import held_out_metrics
 from agentrl.trainers.models import load_policy, reference_of
+from agentrl.trainers.moe import own_router_loss
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.trackers import Tracker, open_trackers
 from agentrl.trainers.watch import Watch
@@ -83,6 +84,8 @@ class Run:
         with torch.random.fork_rng():  # new adapters are drawn at random
             torch.manual_seed(self.seed_of("adapter") % 2**63)
             self.model, self.optimizer = load_policy(start, config.compute, config.learning_rate, adapter)
+        if "router" in self.recipe.needs:
+            own_router_loss(self.model)  # refuses a model without
         self.reference = self._frozen_reference(found)
         self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
