@@ -227,6 +227,8 @@ def test_gdpo_without_a_term_or_a_difference():
 def test_gdpo_refuses_what_it_cannot_read():
     with pytest.raises(UserError, match="no score has any"):
         gdpo(with_parts())
+    with pytest.raises(UserError, match="the term 'right' of a score, which is infinite"):
+        gdpo(with_parts(right=[1, 0, math.inf, 1, 0]))
     with pytest.raises(ConfigError, match="part_weights names 'wrong'; scores have the terms right"):
         gdpo(with_parts(right=[1, 0, 1, 1, 0]), part_weights={"wrong": 1.0})
     with pytest.raises(ConfigError, match="part_weights=2 must be a table of numbers by name"):

@@ -63,6 +63,7 @@ FIELDS = {
     "entropy": ("entropy_BT",),
     "entropy_gradient": ("output.entropy_BT",),
     "top": ("output.top_logprobs_BTK",),
+    "router": ("output.router_loss",),
     "anchor_top": ("top_ids_BTK", "top_logprobs_BTK", "output.top_logprobs_BTK"),
 }
 

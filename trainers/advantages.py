@@ -213,7 +213,7 @@ def gdpo(batch: TokenBatch, *, part_weights: Mapping[str, float] = MappingProxyT
         part_weights: of the terms; empty weighs each 1, otherwise a term that is not named counts 0.
 
     Raises:
-        UserError: no score has named terms.
+        UserError: no score has named terms, or one of them is infinite.
         ConfigError: a weight is for a term that no score has.
     """
     if len(batch.reward_E) and not batch.parts_E:
@@ -222,6 +222,8 @@ def gdpo(batch: TokenBatch, *, part_weights: Mapping[str, float] = MappingProxyT
         raise ConfigError(f"part_weights names {min(unknown)!r}; scores have the terms {', '.join(batch.parts_E)}")
     sums_E = torch.zeros_like(batch.reward_E, dtype=torch.float64)
     for name, part_E in batch.parts_E.items():
+        if part_E.isinf().any():
+            raise UserError(f"gdpo normalises the term {name!r} of a score, which is infinite: give finite terms")
         values = [None if math.isnan(value) else value for value in part_E.tolist()]
         weight = part_weights.get(name, 0.0) if part_weights else 1.0
         sums_E += weight * in_buckets(grpo, batch.group_E.tolist(), values).to(sums_E)

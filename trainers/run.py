@@ -32,6 +32,7 @@ from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.critic import Critic
 from agentrl.trainers.metrics import held_out_metrics
 from agentrl.trainers.models import load_policy, reference_of
+from agentrl.trainers.moe import own_router_loss
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.trackers import Tracker, open_trackers
 from agentrl.trainers.watch import Watch
@@ -74,7 +75,7 @@ class Run:
         self.listen = listen or (lambda kind, what: None)
         found = self._claim(resume)
         self.start = found.step if found else 0
-        self.recipe = recipe(config.recipe, **config.loss)
+        self.recipe = recipe(config.recipe, **config.loss).moved(found.coefficients if found else {})
         self.recipe.refuse_group_size(config.group_size)
         source = found.model if found else Path(config.model)
         self.tokenizer = load_tokenizer(source)
@@ -83,6 +84,8 @@ class Run:
         with torch.random.fork_rng():  # new adapters are drawn at random
             torch.manual_seed(self.seed_of("adapter") % 2**63)
             self.model, self.optimizer = load_policy(start, config.compute, config.learning_rate, adapter)
+        if "router" in self.recipe.needs:
+            own_router_loss(self.model)  # refuses a model without
         self.reference = self._frozen_reference(found)
         self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
@@ -279,7 +282,8 @@ class Run:
     def save(self, step: int) -> None:
         """Write a checkpoint from which round `step` begins, and drop old ones."""
         reference = self.reference if self._was_reset else None
-        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic)
+        moved = {option: rule.coef for option, rule in self.recipe.rules().items()}
+        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic, moved)
         checkpoint.save(self.folder, step, saved)
         checkpoint.prune(self.folder, self.config.keep_last)
 
