@@ -37,7 +37,7 @@ def examine() -> dict[str, dict[str, Any]]:
     gpu = os.path.exists("/dev/nvidiactl")
     parts["gpu"] = {
         "ok": gpu,
-        "detail": "NVIDIA driver found; training does not use it yet"
+        "detail": "NVIDIA driver found; models run on it where PyTorch sees CUDA"
         if gpu
         else "none: training and sampling run on the CPU",
     }

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from agentrl.errors import ConfigError
 from agentrl.records import read_metrics
 from agentrl.trainers.config import CriticSettings, HeldOut, Schedule, TrainConfig, check_config
 from agentrl.trainers.loop import train
-from agentrl.trainers.models import Compute
+from agentrl.trainers.models import Compute, load_policy
 from agentrl.trainers.recipes import _OWN
 from agentrl.trainers.run import Run
 
@@ -116,7 +118,7 @@ def test_every_setting_changes_a_run(name, outcome):
 def test_every_setting_is_tried():
     assert {*OWN, "kl_target"} == set(_OWN)
     assert {*CRITIC, "model"} == set(CriticSettings.model_fields) and set(SCHEDULE) == set(Schedule.model_fields)
-    assert {*COMPUTE, "micro_tokens", "gradient_checkpointing", "optimizer"} == set(Compute.model_fields)
+    assert {*COMPUTE, "device", "micro_tokens", "gradient_checkpointing", "optimizer"} == set(Compute.model_fields)
     assert set(HELD_OUT) == set(HeldOut.model_fields)
     assert {*FIELDS, *ELSEWHERE, "loss", "schedule", "compute"} == set(TrainConfig.model_fields)
 
@@ -131,3 +133,16 @@ def test_what_changes_the_cost_alone(outcome, model, tmp_path):
     assert again.model.is_gradient_checkpointing and not plain.model.is_gradient_checkpointing
     outcome(BASE | PPO)[2].critic.save(tmp_path / "critic")
     assert outcome(BASE | with_critic(model=str(tmp_path / "critic")))[1] != outcome(BASE | PPO)[1]
+
+
+def test_models_are_where_the_settings_say(model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(PreTrainedModel, "to", lambda self, device: asked.append(device) or self)
+    load_policy(model, Compute(), 1e-3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("auto", "cpu", "cuda"):
+        load_policy(model, Compute(device=device), 1e-3)
+    assert asked == ["cpu", "cuda", "cpu", "cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or"):
+        load_policy(model, Compute(device="cuda"), 1e-3)

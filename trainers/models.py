@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.engines.loading import load_model
+from agentrl.engines.loading import best_device, load_model
 from agentrl.errors import ConfigError
 from agentrl.trainers.optim import OptimizerName, make_optimizer
 
@@ -20,6 +20,8 @@ class Compute(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where all models of the run are; "auto": on the CUDA device, if there is one."""
     micro_tokens: int = Field(default=16384, ge=1)
     """Padded tokens per forward pass; never changes the gradient."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -38,7 +40,7 @@ class Compute(BaseModel):
 def load_policy(
     path: str | Path, compute: Compute, learning_rate: float, adapter: str | Path | None = None
 ) -> tuple[Any, torch.optim.Optimizer]:
-    """The model that trains, on the CPU, and its optimizer.
+    """The model that trains, on its device, and its optimizer.
 
     Args:
         path: a Hugging Face folder.
@@ -48,9 +50,12 @@ def load_policy(
             nothing before its first step.
 
     Raises:
-        ConfigError: the folder has no model, or a library that the settings need is missing.
+        ConfigError: the folder has no model, or a library or device that the settings need is missing.
     """
-    model = equipped(load_model(path, dtype=policy_dtype(compute)), compute, adapter)
+    if compute.device == "cuda" and best_device() != "cuda":
+        raise ConfigError("compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or 'cpu'")
+    device = best_device() if compute.device == "auto" else compute.device
+    model = equipped(load_model(path, device, dtype=policy_dtype(compute)), compute, adapter)
     return model, make_optimizer(model.parameters(), learning_rate, compute.optimizer)
 
 

@@ -55,16 +55,23 @@ def load_config(path: str | Path) -> PretrainedConfig:
     return config
 
 
-def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """Load the causal language model of a folder.
+def load_model(path: str | Path, device: str = "cpu", **kwargs: Any) -> PreTrainedModel:
+    """Load the causal language model of a folder onto a device.
 
     Raises:
         ConfigError: there is no such folder, or no model in it that can be loaded.
     """
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = _load(AutoModelForCausalLM, path, **kwargs)
+    model: PreTrainedModel = _load(AutoModelForCausalLM, path, **kwargs).to(device)
     return model
+
+
+def best_device() -> str:
+    """Where models run unless told otherwise: the first CUDA device, if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_reward_model(path: str | Path) -> PreTrainedModel:
