@@ -188,6 +188,10 @@ class Run:
         prompt_ids = self.chat.prompt_ids([Message.user("How many letters has the word agent?")], ())
         self.watch = Watch(self.model, self.engine, self.rollouts, prompt_ids, sampling, self.listen)
         next(self._every_round())  # a split that is too small is refused before anything is played
+        if config.eval_every and next(iter(make().tasks("test", self.seed_of("test"))), None) is None:
+            raise ConfigError(
+                f"eval_every={config.eval_every}: {config.env} has no task in split 'test': set eval_every=0"
+            )
         # Last, so that a part that cannot be had leaves the folder as it was.
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in ("metrics", "episodes", "samples/top", "samples/random"):
@@ -218,6 +222,8 @@ class Run:
     def pack(self, own: Sequence[Group], refilled: Sequence[Group], step: int) -> TokenBatch:
         """The groups of a round as one batch, with the rewards of greedy episodes where a part reads them."""
         groups = (*own, *refilled)
+        if step == self.start:
+            self._name_unearned(own)
         batch = pack(groups, self.pad_id, turn_weights=self.recipe.turn_weights, version=step)
         batch = replace(batch, n_refilled=int((batch.group_E >= len(own)).sum()))
         if "greedy" not in self.recipe.needs:
@@ -226,6 +232,15 @@ class Run:
         alone = self.rollouts.gather(tasks, step, group_size=1, run=f"{run}/greedy", policy=self._greedy)
         rewards = {group.task.id: group.rewards_G[0] for group in alone}
         return with_greedy_rewards(batch, [rewards[group.task.id] for group in groups])
+
+    def _name_unearned(self, groups: Sequence[Group]) -> None:
+        """Warn of process rewards that are weighed and that nothing earns: most likely another name was meant."""
+        earned = {name for group in groups for episode in group.episodes for name in episode.score.turns}
+        for name in sorted(self.recipe.turn_weights.keys() - earned):
+            there = ", ".join(sorted(earned)) or "none"
+            self.listen(
+                "warning", f"turn_weights names {name!r}, and no score of this round has that (they have: {there})"
+            )
 
     def _draw(self, step: int, suffix: str) -> list[Group]:
         """Play the next tasks; a split that ends is begun again in another order."""
