@@ -52,6 +52,7 @@ ADDED: dict[str, Recipe] = {
         ("kl_cov", {"kl_cov_share": 0.3, "kl_coef": 0.1}),
         ("vapo", {"length_alpha": 0.5, "value_lam": 0.7, "imitate_coef": 0.3}),
         ("gdpo", {"part_weights": {"a": 1.0, "b": 0.5}}),
+        ("opo", {"load_balance_coef": 0.1}),
     )
 }
 ADDED["dppo-topk"] = replace(paid("dppo"), surrogate=dppo_topk_kl)
@@ -187,9 +188,9 @@ def learnt(row: Recipe, batch: TokenBatch, parts: Sequence[Tensor] | None = None
 def output_of(row: Recipe, found_BT4: Tensor) -> PolicyOutput:
     """What `score` gives: entropy always, with gradient where it is asked for; the likeliest tokens where asked for."""
     entropy_BT = found_BT4[..., 1] if "entropy_gradient" in row.needs else found_BT4[..., 1].detach()
-    return PolicyOutput(
-        found_BT4[..., 0], entropy_BT, found_BT4[..., 2:] if row.needs & {"top", "anchor_top"} else None
-    )
+    top_BTK = found_BT4[..., 2:] if row.needs & {"top", "anchor_top"} else None
+    router_loss = torch.tensor(1.7) if "router" in row.needs else None
+    return PolicyOutput(found_BT4[..., 0], entropy_BT, top_BTK, router_loss=router_loss)
 
 
 def _by_id(batch: TokenBatch, values_BT: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ def test_a_critic_whose_loss_is_no_number_stops_the_run_and_the_batch_is_kept(mo
     with Run(settings(model), tmp_path / "run") as opened:
         with torch.no_grad():
             next(opened.critic.model.parameters()).fill_(math.nan)
-        with pytest.raises(TrainingError, match=r"round 0: critic: loss=nan.*the batch is in .*broken_batch_0\.pt"):
+        with pytest.raises(TrainingError, match=r"round 1: critic: loss=nan.*the batch is in .*broken_batch_1\.pt"):
             train(opened)
-    assert (tmp_path / "run" / "broken_batch_0.pt").is_file()
+    assert (tmp_path / "run" / "broken_batch_1.pt").is_file()
 
 
 def test_settings_of_a_critic_are_the_recipes(tmp_path, model):

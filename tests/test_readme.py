@@ -12,8 +12,7 @@ import pytest
 from agentrl.cli import app
 from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory
-from agentrl.trainers.config import TrainConfig, check_config
-from agentrl.trainers.models import Compute
+from agentrl.trainers.config import check_config
 from agentrl.trainers.recipes import recipe
 
 REPO = Path(__file__).resolve().parent.parent
@@ -110,16 +109,7 @@ def test_performance_figures_stand_in_the_benchmarks_only() -> None:
     assert not re.findall(r"\d[\d.,]*\s*(?:ms|s|seconds|minutes|times|×|x faster|%|tokens/s)\b", prose)
 
 
-def test_the_page_on_runs_names_every_setting_and_its_example_is_one() -> None:
-    page = (REPO / "docs/training.md").read_text()
-    named = [
-        name
-        for line in page.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`(\w+)`", line.split("|")[1])
-    ]
-    assert named[: len(TrainConfig.model_fields)] == list(TrainConfig.model_fields)
-    assert set(named[len(TrainConfig.model_fields) :]) >= set(Compute.model_fields)
-    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+def test_the_example_of_a_run_is_one() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (REPO / "docs/training.md").read_text(), re.DOTALL)
     config = check_config(tomllib.loads(block), "docs/training.md")
     recipe(config.recipe, **config.loss)

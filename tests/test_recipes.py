@@ -29,6 +29,7 @@ from agentrl.trainers.recipes import ADDABLE, RECIPES, Recipe, recipe
 from agentrl.trainers.run import Run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text()
+RUNS = Path(__file__).parents[1] / "docs" / "training.md"
 RECIPE_DOCS = PAGE.split("\n## Recipes\n")[1].split("\n## ")[0]
 ALL = pytest.mark.parametrize("name", CASES)
 ROWS = pytest.mark.parametrize("name", RECIPES)
@@ -62,6 +63,7 @@ FIELDS = {
     "entropy": ("entropy_BT",),
     "entropy_gradient": ("output.entropy_BT",),
     "top": ("output.top_logprobs_BTK",),
+    "router": ("output.router_loss",),
     "anchor_top": ("top_ids_BTK", "top_logprobs_BTK", "output.top_logprobs_BTK"),
 }
 
@@ -149,7 +151,7 @@ def test_parts_of_ones_own_in_a_file_are_a_recipe(tmp_path):
 
 
 def test_the_docs_have_every_setting_of_a_run_with_its_default():
-    rows = PAGE.split("\n## A run\n")[1].split("\n**When")[0]
+    rows = RUNS.read_text().split("\n## Settings\n")[1].split("\n## ")[0]
     said = {}
     for names, values in re.findall(r"^\| (`.*?`) \| (.*?) \|", rows, re.MULTILINE):
         said |= dict(zip(re.findall(r"`(.*?)`", names), values.replace("`", "").split(", "), strict=True))

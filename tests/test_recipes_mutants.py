@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -300,7 +301,7 @@ MUTANTS = {
         "covariance per micro-batch": row("dapo", surrogate=covariance_cut_here),
     },
     check_the_same_groups_twice_are_the_same_loss: {
-        "sum of KL": row("ppo_penalty", regularisers=(kl_sum,)),
+        "sum of KL": row("ppo_penalty", regularisers=(kl_sum,), kl_target=math.inf),
         "clipped in units of the batch": row("dapo", surrogate=clipped_in_units_of_the_batch),
         "whitened by a norm": row("reinforce++", credit=(reward_to_go, whiten_by_sum)),
         "selection by count": row("grpo", corrections=(weigh_three_tokens,)),

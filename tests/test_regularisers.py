@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from agentrl.trainers.losses import by_token, importance_ratio, keep, ppo_clip
 from agentrl.trainers.parts import needs_of
 from agentrl.trainers.regularisers import (
     KL_ESTIMATORS,
-    AdaptiveEntropy,
     entropy_bonus,
     kl_cov,
     kl_penalty,
@@ -150,16 +148,6 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy():
     logp_V = case.logprobs()
     exact = case.gradient(0.3 * (logp_V.exp() * logp_V).sum())
     assert (found - exact).abs().max() < 1e-12
-
-
-def test_adaptive_entropy():
-    start = AdaptiveEntropy(coef=0.01, target=0.2)
-    assert start.update(0.1).coef == pytest.approx(0.015)
-    assert start.update(0.3).coef == pytest.approx(0.005)
-    assert start.update(0.3).update(0.3).update(0.3).coef == 0
-    assert replace(start, coef=0.999).update(0.1).coef == 1
-    with pytest.raises(ValueError, match="NaN"):
-        start.update(math.nan)
 
 
 # --- KL-Cov and SimKO ------------------------------------------------------------------------------------------------

@@ -94,14 +94,6 @@ def test_a_policy_that_would_never_learn_is_warned_of(model, tmp_path):
     assert ("warning", "loss.critic.warmup=50 leaves none of steps=1 to the policy: only the critic learns") in heard
 
 
-def test_a_weight_of_a_process_reward_that_nothing_earns_is_warned_of(model, tmp_path):
-    heard = []
-    change = {"env": f"{TOYS}:Paid", "loss": {"turn_weights": {"turn": 0.1, "trun": 0.5}}, "steps": 2}
-    run(settings(model, **change), tmp_path / "a", listen=lambda *said: heard.append(said))
-    warned = [said for kind, said in heard if kind == "warning"]
-    assert warned == ["turn_weights names 'trun', and no score of this round has it (but turn)"]
-
-
 def test_nothing_held_out_is_no_evaluation(model, tmp_path, monkeypatch):
     tasks = Parity.tasks
     monkeypatch.setattr(run_module, "factory", lambda *_, **__: lambda: Untested())

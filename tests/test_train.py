@@ -302,6 +302,16 @@ def test_a_folder_in_use_is_not_written_over(model, tmp_path):
     assert before == {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
 
 
+def test_process_rewards_that_no_verifier_gives_are_named(model, tmp_path):
+    said = []
+    config = settings(model, steps=2, eval_every=0, loss={"turn_weights": {"format": 0.1}})
+    with Run(config, tmp_path / "a", listen=lambda kind, what: said.append(what) if kind == "warning" else None) as one:
+        train(one)
+    assert [line for line in said if "turn_weights" in line] == [
+        "no episode of round 1 has the process rewards ['format'] that turn_weights names; there are none"
+    ]
+
+
 def test_a_run_that_ended_before_its_first_episode_leaves_the_folder_free(model, tmp_path):
     with Run(settings(model), tmp_path / "a") as opened, pytest.raises(ConfigError, match="no tracker"):
         opened.track(["tensorbord"])
@@ -333,7 +343,7 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path):
         with pytest.raises(TrainingError, match="no step was taken"):
             train(opened)
         assert all(torch.equal(before[name], value) for name, value in opened.model.state_dict().items())
-    kept = torch.load(tmp_path / "a" / "broken_batch_0.pt", weights_only=False)
+    kept = torch.load(tmp_path / "a" / "broken_batch_1.pt", weights_only=False)
     assert kept["ids_BT"].shape == kept["mask_BT"].shape and kept["n_tokens"] > 0
 
 
@@ -406,7 +416,8 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     again = run_training(toml, tmp_path / "r", overrides=["steps=2", "save_every=1"], resume=True)
     assert (first["steps"], again["steps"]) == (1, 2)
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
-    assert json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text()) == {"step": 2, "draws": 2}
+    state = json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text())
+    assert state == {"step": 2, "draws": 2, "coefficients": {}}
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor
 
 from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
 from agentrl.types import EndReason, Message, Score, TaskView
 
@@ -121,6 +123,26 @@ class Golden:
             ref_logprobs_BT=cls.ref,
         )
         return replace(batch, **changes)
+
+
+def one_episode(logprobs, anchor, advantages) -> tuple[Tensor, PolicyOutput, TokenBatch]:
+    """One episode of N trained tokens, with a leaf to differentiate by."""
+    logprobs_N, anchor_N, advantages_N = (torch.tensor(np.asarray(x)).double() for x in (logprobs, anchor, advantages))
+    leaf_BT = logprobs_N[None].requires_grad_()
+    size, mask_BT = len(logprobs), torch.ones(1, len(logprobs), dtype=torch.bool)
+    batch = replace(
+        Golden.batch().rows(torch.tensor([0])),
+        ids_BT=torch.ones(1, size, dtype=torch.int64),
+        mask_BT=mask_BT,
+        attention_BT=mask_BT,
+        old_logprobs_BT=anchor_N[None],
+        advantages_BT=advantages_N[None],
+        tokens_E=torch.tensor([size]),
+        ref_logprobs_BT=None,
+        n_tokens=size,
+        n_episodes=1,
+    )
+    return leaf_BT, PolicyOutput(leaf_BT), batch
 
 
 class TwoSteps:

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ class Checkpoint:
         """How many rounds of tasks were drawn so far; more than `step` where groups were refilled."""
         return int(json.loads((self.folder / "state.json").read_text()).get("draws", self.step))
 
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Options of the recipe that had moved, to the value they had then."""
+        found: dict[str, float] = json.loads((self.folder / "state.json").read_text()).get("coefficients", {})
+        return found
+
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Restore the optimizer's state and the global random state."""
         state = torch.load(self.folder / "state.pt", weights_only=True)
@@ -63,7 +70,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds; a reference only where it was reset, a critic only where the recipe has one."""
+    """What a checkpoint holds.
+
+    A reference only where it was reset, a critic only where the recipe has one, coefficients only where they adapt.
+    """
 
     model: Any
     tokenizer: Any
@@ -71,6 +81,7 @@ class Saved:
     draws: int
     reference: Any = None
     critic: Any = None
+    coefficients: Mapping[str, float] = field(default_factory=dict)
 
 
 def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
@@ -86,7 +97,8 @@ def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
     if state.critic is not None:
         state.critic.save(draft / "critic")
     torch.save({"optimizer": state.optimizer.state_dict(), "rng": torch.get_rng_state()}, draft / "state.pt")
-    write_json_atomic(draft / "state.json", {"step": step, "draws": state.draws})
+    counts = {"step": step, "draws": state.draws, "coefficients": dict(state.coefficients)}
+    write_json_atomic(draft / "state.json", counts)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     return Checkpoint(folder, step)

@@ -13,14 +13,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from agentrl.errors import TrainingError
+from agentrl.trainers.adapt import adapt
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.batch_metrics import gradient_metrics, lost_reward_metrics, staleness_metrics, token_metrics
 from agentrl.trainers.losses import add_metrics
 from agentrl.trainers.metrics import refill_metrics, rollout_metrics, system_metrics
+from agentrl.trainers.moe import with_router_loss
 from agentrl.trainers.parity import Tokens, gap_metrics, ratio_metrics, trained_tokens
 from agentrl.trainers.prepare import LIKELIEST, credit, prepare
 from agentrl.trainers.run import Run
@@ -80,7 +83,7 @@ def learn(run: Run, packed: TokenBatch, batch: TokenBatch, step: int) -> dict[st
         try:
             metrics |= run.critic.fit(batch, run.seed_of("critic", step))
         except TrainingError as error:
-            raise TrainingError(f"round {step}: {error}; the batch is in {run.keep(batch, step)}") from error
+            raise TrainingError(f"round {step + 1}: {error}; the batch is in {run.keep(batch, step + 1)}") from error
         if run.critic.is_pretraining(step):
             return metrics
     updated, trained = update(run, batch, step)
@@ -94,7 +97,7 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
     are left out of the forward pass while every denominator stays what it was.
 
     Raises:
-        TrainingError: the loss or the gradient is not a number.
+        TrainingError: the loss or the gradient is not a number, or what a coefficient should follow.
         ParityError: sampler and trainer disagree; nothing was trained on these samples.
     """
     config, recipe = run.config, run.recipe
@@ -122,21 +125,24 @@ def update(run: Run, batch: TokenBatch, step: int) -> tuple[dict[str, float], li
             if history[-1]["approx_kl"] > recipe.kl_budget:
                 break
         trained += [mini] if sum(one.n_episodes for one in trained) < batch.n_episodes else []
-    return _summarize(history) | run.watch.effective(ratio_metrics(tokens)), trained
+    metrics = _summarize(history) | run.watch.effective(ratio_metrics(tokens))
+    return metrics | adapt(run, batch, history), trained
 
 
 def score(run: Run, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens."""
     mode: EntropyMode = "gradient" if "entropy_gradient" in run.recipe.needs else "value"
     top = LIKELIEST if run.recipe.needs & {"top", "anchor_top"} else 0
-    return token_logprobs(run.model, micro, run.config.temperature, entropy=mode, top=top)
+    said = partial(token_logprobs, run.model, micro, run.config.temperature, entropy=mode, top=top)
+    return with_router_loss(run.model, micro, said) if "router" in run.recipe.needs else said()
 
 
 def _stop_if_broken(run: Run, last: dict[str, float], mini: TokenBatch, step: int) -> None:
     if not (math.isfinite(last["loss"]) and math.isfinite(last["grad_norm"])):
         raise TrainingError(
-            f"round {step}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; the batch is in "
-            f"{run.keep(mini, step)}; resume from the last checkpoint with a lower learning_rate"
+            f"round {step + 1}: loss={last['loss']}, grad_norm={last['grad_norm']}: no step was taken; the batch is in "
+            f"{run.keep(mini, step + 1)}; resume with a lower learning_rate, and where that breaks at once, from the "
+            "checkpoint before: delete the newest folder of checkpoints/"
         )
 
 

@@ -79,4 +79,4 @@ def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:
         top_logprobs_BTK=top_BTK,
         greedy_reward_E=torch.zeros_like(reward_E),
     )
-    return batch, PolicyOutput(numbers_BT, -numbers_BT, top_BTK)
+    return batch, PolicyOutput(numbers_BT, -numbers_BT, top_BTK, router_loss=torch.tensor(1.0))

@@ -28,11 +28,13 @@ Term = Callable[[PolicyOutput, TokenBatch], Tensor]
 Aggregate = Callable[[Tensor, TokenBatch], Tensor]
 Part = TypeVar("Part", bound=Callable[..., Any])
 
-Need = Literal["group", "reference", "proximal", "critic", "greedy", "entropy", "entropy_gradient", "top", "anchor_top"]
+Need = Literal[
+    "group", "reference", "proximal", "critic", "greedy", "entropy", "entropy_gradient", "top", "anchor_top", "router"
+]
 """What a part reads: episodes of one task beside each other; log-probabilities of a frozen reference; log-probabilities
 and entropy of the policy that the update starts from; a critic's values; a greedy episode per task; the policy's
 entropy as a value or with gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens under both
-(`TokenBatch.top_ids_BTK`)."""
+(`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens."""
 
 LARGEST = 2**63
 BOUNDS = ("low", "high", "max", "limit", "clip", "age")
@@ -116,4 +118,4 @@ def _checked(name: str, value: Any, default: Any) -> Any:
         raise ConfigError(f"{name}={value!r} must be a {'count' if least else 'number'} >= {least}")
     if value >= LARGEST and not (value == math.inf and name.rsplit("_", 1)[-1] in BOUNDS):
         raise ConfigError(f"{name}={str(value)[:20]} must be below 2**63: only what bounds something may be inf")
-    return value
+    return value if least else float(value)  # 1 for 1.0 would make it a count from then on

@@ -22,9 +22,9 @@ def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
         return batch
     needs, moved = run.recipe.needs, batch.to(run.model.device)
     if run.reference is not None:
-        moved = replace(moved, ref_logprobs_BT=_frozen(run, run.reference, moved).logprobs_BT)
+        moved = replace(moved, ref_logprobs_BT=without_gradient(run, run.reference, moved).logprobs_BT)
     if needs & {"proximal", "entropy", "anchor_top"}:
-        found = _frozen(run, run.model, moved, LIKELIEST if "anchor_top" in needs else 0)
+        found = without_gradient(run, run.model, moved, LIKELIEST if "anchor_top" in needs else 0)
         proximal_BT = found.logprobs_BT if needs & {"proximal", "anchor_top"} else None
         moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
         moved = replace(moved, top_logprobs_BTK=found.top_logprobs_BTK, top_ids_BTK=found.top_ids_BTK)
@@ -32,7 +32,7 @@ def prepare(run: Run, batch: TokenBatch) -> TokenBatch:
 
 
 @torch.no_grad()
-def _frozen(run: Run, model: torch.nn.Module, batch: TokenBatch, top: int = 0) -> PolicyOutput:
+def without_gradient(run: Run, model: torch.nn.Module, batch: TokenBatch, top: int = 0) -> PolicyOutput:
     """What a model says about a whole batch, in micro-batches and without gradient."""
     model.eval()
 

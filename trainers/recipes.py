@@ -52,10 +52,11 @@ from agentrl.trainers.credit import (
 from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_episode_sum, by_token, ppo_clip
 from agentrl.trainers.made_up import try_on_made_up
 from agentrl.trainers.parts import Aggregate, Lifted, Need, Step, Term, needs_of, options, with_options
-from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, simko
+from agentrl.trainers.regularisers import anchor_kl, entropy_bonus, imitate, kl_cov, kl_penalty, load_balance, simko
 from agentrl.trainers.selections import clip_cov, select_forks, select_kl_cov, train_high_entropy
 from agentrl.trainers.sequence_surrogates import gmpo, gspo, topr, vespo
 from agentrl.trainers.surrogates import cispo, dppo_tv, importance_weighted, sapo
+from agentrl.trainers.targets import TARGETS, Rule, rules_of
 
 ARXIV = "https://arxiv.org/abs"
 AGGREGATES: dict[str, Aggregate] = {
@@ -91,6 +92,10 @@ class Recipe:
             rollouts are of the round's own tasks alone, so choosing does not colour them.
         epochs: how often a round's episodes are gone through.
         kl_budget: nats per token that the policy may move in one round; what is left of the round is then skipped.
+        kl_target: nats per token that a round should move the policy by: `anchor_kl_coef` follows (`AdaptiveKL`), and
+            the regularisers must have it; inf: it stays as it is.
+        entropy_target: entropy in nats per token that the policy should keep: `entropy_coef` follows
+            (`AdaptiveEntropy`), and the regularisers must have it; inf: it stays as it is.
         reset_every: rounds after which the reference becomes the present policy and the optimizer forgets (ProRL);
             0: never.
         critic: of a recipe whose credit reads values; elsewhere nothing reads it.
@@ -110,6 +115,8 @@ class Recipe:
     refill: bool = False
     epochs: int = 1
     kl_budget: float = math.inf
+    kl_target: float = math.inf
+    entropy_target: float = math.inf
     reset_every: int = 0
     critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
 
@@ -123,8 +130,11 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
-        if not (_is_number(self.kl_budget) and self.kl_budget > 0):
-            raise ConfigError(f"kl_budget={self.kl_budget!r} must be a positive number of nats per token")
+        for name in ("kl_budget", *TARGETS):
+            value = getattr(self, name)
+            if not (_is_number(value) and value > 0):
+                raise ConfigError(f"{name}={value!r} must be a positive number of nats per token")
+        self.rules()  # a target that has nothing to move says so here
         weights = self.turn_weights
         if not (
             isinstance(weights, Mapping) and all(_is_number(one) and abs(one) < math.inf for one in weights.values())
@@ -145,6 +155,14 @@ class Recipe:
     def options(self) -> dict[str, Any]:
         """Name -> value of every option of every part."""
         return {name: value for part in self._parts() for name, value in options(part).items()}
+
+    def rules(self) -> dict[str, Rule]:
+        """Option -> the rule by which it moves after a round, with its value now; empty where nothing adapts."""
+        return rules_of(self.options, {name: getattr(self, name) for name in TARGETS})
+
+    def moved(self, coefficients: Mapping[str, float]) -> Recipe:
+        """The recipe with these values of the options that adapt; other options are left alone."""
+        return _configured(self, {name: coefficients[name] for name in self.rules() if name in coefficients})
 
     def refuse_group_size(self, group_size: int) -> None:
         """Raise ConfigError where groups of this size cannot teach this recipe anything."""
@@ -239,6 +257,7 @@ _TABLE = (
         importance_weighted,
         by_token,
         regularisers=(partial(anchor_kl, anchor_kl_coef=1.0),),
+        kl_target=0.01,
     ),
     Recipe(
         "vapo",
@@ -255,7 +274,7 @@ RECIPES = {row.name: row for row in _TABLE}
 ADDABLE: dict[str, tuple[Step | Term, ...]] = {
     "before": (kl_in_reward,),
     "credit": (entropy_shaped,),
-    "regularisers": (kl_penalty, entropy_bonus, imitate),
+    "regularisers": (kl_penalty, entropy_bonus, imitate, load_balance),
     "corrections": (
         truncated_is,
         masked_is,
@@ -270,7 +289,7 @@ ADDABLE: dict[str, tuple[Step | Term, ...]] = {
 }
 """Parts that any recipe takes on when a setting names one of their options, at the end of the place they belong to."""
 
-_OWN = ("turn_weights", "negative_weight", "filter_groups", "refill", "epochs", "kl_budget", "reset_every")
+_OWN = ("turn_weights", "negative_weight", "filter_groups", "refill", "epochs", "kl_budget", "reset_every", *TARGETS)
 Row = TypeVar("Row")
 
 
@@ -280,7 +299,8 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
     `path/to/file.py:mine` names a recipe in a file of one's own.
 
     An option of a part in `ADDABLE` adds that part: `recipe("grpo", kl_coef=0.01)`. The KL coefficient is 0 in most
-    rows, so no reference model is held unless asked for (GRPO's paper uses 0.04).
+    rows, so no reference model is held unless asked for (GRPO's paper uses 0.04). `entropy_target` adds the entropy
+    bonus, whose coefficient then starts from 0 unless it is set as well.
 
     Raises:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a value is out of range.
@@ -290,13 +310,14 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
     if "critic" in settings:
         found = replace(found, critic=_critic(found, settings.pop("critic")))
-    found = replace(found, **{key: settings.pop(key) for key in _OWN if key in settings})
+    if settings.get("entropy_target", math.inf) != math.inf and "entropy_coef" not in found.options:
+        settings.setdefault("entropy_coef", 0.0)
     for place, parts in ADDABLE.items():
         there = set(found.options)
         extra = tuple(part for part in parts if settings.keys() & options(part).keys() - there)
         changed: dict[str, Any] = {place: (*getattr(found, place), *extra)}
         found = replace(found, **changed)
-    for key in settings.keys() - found.options.keys():
+    for key in settings.keys() - found.options.keys() - set(_OWN):
         raise ConfigError(_no_setting(key, found))
     found = _configured(found, settings)
     try_on_made_up(found, settings)
@@ -334,7 +355,7 @@ def _no_setting(key: str, found: Recipe) -> str:
 
 
 def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
-    """The recipe with the options of its parts set."""
+    """The recipe with its own settings and the options of its parts set."""
     changed: dict[str, Any] = {}
     for one in fields(found):
         value = getattr(found, one.name)
@@ -342,6 +363,8 @@ def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
             changed[one.name] = tuple(with_options(part, settings) for part in value)
         elif one.name in ("surrogate", "aggregate"):
             changed[one.name] = with_options(value, settings)
+        elif one.name in settings:
+            changed[one.name] = settings[one.name]
     return replace(found, **changed)
 
 

@@ -6,9 +6,8 @@ k1, k2, k3: http://joschu.net/blog/kl-approx.html.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -155,78 +154,23 @@ def entropy_bonus(output: PolicyOutput, batch: TokenBatch, *, entropy_coef: floa
     return -entropy_coef * output.entropy_BT
 
 
+@needs("router")
+def load_balance(output: PolicyOutput, batch: TokenBatch, *, load_balance_coef: float = 0.0) -> Tensor:
+    """load_balance_coef·(load-balance loss of the model's routers) at every trained token: see `moe.with_router_loss`.
+
+    The one term that is a statistic of its micro-batch: that loss is a product of two means over the micro-batch, so
+    another split has another gradient, as in other trainers. Spread over trained tokens and aggregated as all terms
+    are, the micro-batches' losses add up to their mean, each weighed by its share of the step's tokens (`token`) or
+    episodes (`episode`).
+    """
+    if output.router_loss is None:
+        raise ValueError("load_balance: output.router_loss is None: score with it, or leave load_balance_coef out")
+    return load_balance_coef * output.router_loss.to(output.logprobs_BT.dtype).expand(batch.mask_BT.shape)
+
+
 def anchor_kl(output: PolicyOutput, batch: TokenBatch, *, anchor_kl_coef: float = 1.0) -> Tensor:
     """anchor_kl_coef·(ρ - 1 - log ρ): KL(π_anchor‖π), exact in value and gradient over π_anchor, and never negative.
 
     With the surrogate `importance_weighted` it is PPO's penalty form (https://arxiv.org/abs/1707.06347, eq. 8).
     """
     return anchor_kl_coef * (importance_ratio(output, batch) - 1 - (output.logprobs_BT - batch.anchor_BT))
-
-
-@dataclass(frozen=True)
-class AdaptiveKL:
-    """The coefficient of `anchor_kl` from one update to the next. PPO, section 4.
-
-    It doubles after an update that moved the policy by more than 1.5 times the target, and halves after one that moved
-    it by less than target/1.5. https://arxiv.org/abs/1707.06347. (The rule that verl and OpenRLHF call adaptive is
-    another: in proportion to the error, over a horizon, for the KL to a reference.)
-
-    Attributes:
-        beta: the coefficient now.
-        target: KL(π_anchor‖π) in nats per token that one update should cost.
-    """
-
-    beta: float = 1.0
-    target: float = 0.01
-
-    def __post_init__(self) -> None:
-        for name in ("beta", "target"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"AdaptiveKL: {name}={getattr(self, name)} must be a number above 0")
-
-    def update(self, kl: float) -> AdaptiveKL:
-        """The state after an update whose mean KL(π_anchor‖π) was `kl` (the metric `approx_kl`).
-
-        Raises:
-            ValueError: the KL is no number.
-        """
-        if math.isnan(kl):
-            raise ValueError(
-                "AdaptiveKL: kl is NaN: the update before it has failed, and no coefficient follows from it"
-            )
-        if kl > 1.5 * self.target:
-            return replace(self, beta=2 * self.beta)
-        return replace(self, beta=self.beta / 2) if kl < self.target / 1.5 else self
-
-
-@dataclass(frozen=True)
-class AdaptiveEntropy:
-    """The coefficient of `entropy_bonus` from one update to the next: a step up where entropy is low, else one down.
-
-    Skywork-OR1 (https://arxiv.org/abs/2505.22312), with the coefficient kept from 0 to `most`. Its authors (and TRL's
-    `use_adaptive_entropy`) also switch the bonus off while the entropy is above the target.
-
-    Attributes:
-        coef: the coefficient now.
-        target: the entropy to hold, in nats per token.
-        step: how much the coefficient moves.
-        most: its largest value.
-    """
-
-    coef: float = 0.0
-    target: float = 0.2
-    step: float = 0.005
-    most: float = 1.0
-
-    def update(self, entropy: float) -> AdaptiveEntropy:
-        """The state after an update that the policy entered with this entropy, its mean over all tokens of the update.
-
-        Raises:
-            ValueError: the entropy is no number.
-        """
-        if math.isnan(entropy):
-            raise ValueError(
-                "AdaptiveEntropy: entropy is NaN: the update has failed, and no coefficient follows from it"
-            )
-        moved = self.coef + (self.step if entropy <= self.target else -self.step)
-        return replace(self, coef=min(max(moved, 0.0), self.most))

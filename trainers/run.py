@@ -32,6 +32,7 @@ from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.critic import Critic
 from agentrl.trainers.metrics import held_out_metrics
 from agentrl.trainers.models import load_policy, reference_of
+from agentrl.trainers.moe import own_router_loss
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.trackers import Tracker, open_trackers
 from agentrl.trainers.watch import Watch
@@ -74,7 +75,7 @@ class Run:
         self.listen = listen or (lambda kind, what: None)
         found = self._claim(resume)
         self.start = found.step if found else 0
-        self.recipe = recipe(config.recipe, **config.loss)
+        self.recipe = recipe(config.recipe, **config.loss).moved(found.coefficients if found else {})
         self.recipe.refuse_group_size(config.group_size)
         source = found.model if found else Path(config.model)
         self.tokenizer = load_tokenizer(source)
@@ -83,6 +84,8 @@ class Run:
         with torch.random.fork_rng():  # new adapters are drawn at random
             torch.manual_seed(self.seed_of("adapter") % 2**63)
             self.model, self.optimizer = load_policy(start, config.compute, config.learning_rate, adapter)
+        if "router" in self.recipe.needs:
+            own_router_loss(self.model)  # refuses a model without
         self.reference = self._frozen_reference(found)
         self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
@@ -221,26 +224,19 @@ class Run:
 
     def pack(self, own: Sequence[Group], refilled: Sequence[Group], step: int) -> TokenBatch:
         """The groups of a round as one batch, with the rewards of greedy episodes where a part reads them."""
-        groups = (*own, *refilled)
-        if step == self.start:
-            self._name_unearned(own)
-        batch = pack(groups, self.pad_id, turn_weights=self.recipe.turn_weights, version=step)
+        groups, weights = (*own, *refilled), self.recipe.turn_weights
+        batch = pack(groups, self.pad_id, turn_weights=weights, version=step)
         batch = replace(batch, n_refilled=int((batch.group_E >= len(own)).sum()))
+        given = {name for group in groups for episode in group.episodes for name in episode.score.turns}
+        if step == self.start and batch.n_tokens and (absent := sorted(weights.keys() - given)):
+            said = f"no episode of round {step + 1} has the process rewards {absent} that turn_weights names"
+            self.listen("warning", f"{said}; there are {sorted(given) or 'none'}")
         if "greedy" not in self.recipe.needs:
             return batch
         tasks, run = list({group.task.id: self._tasks[group.task.id] for group in groups}.values()), self.folder.name
         alone = self.rollouts.gather(tasks, step, group_size=1, run=f"{run}/greedy", policy=self._greedy)
         rewards = {group.task.id: group.rewards_G[0] for group in alone}
         return with_greedy_rewards(batch, [rewards[group.task.id] for group in groups])
-
-    def _name_unearned(self, groups: Sequence[Group]) -> None:
-        """Warn of process rewards that are weighed and that nothing earns: most likely another name was meant."""
-        earned = {name for group in groups for episode in group.episodes for name in episode.score.turns}
-        for name in sorted(self.recipe.turn_weights.keys() - earned):
-            there = ", ".join(sorted(earned)) or "none"
-            self.listen(
-                "warning", f"turn_weights names {name!r}, and no score of this round has that (they have: {there})"
-            )
 
     def _draw(self, step: int, suffix: str) -> list[Group]:
         """Play the next tasks; a split that ends is begun again in another order."""
@@ -290,7 +286,8 @@ class Run:
     def save(self, step: int) -> None:
         """Write a checkpoint from which round `step` begins, and drop old ones."""
         reference = self.reference if self._was_reset else None
-        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic)
+        moved = {option: rule.coef for option, rule in self.recipe.rules().items()}
+        saved = checkpoint.Saved(self.model, self.tokenizer, self.optimizer, self._draws, reference, self.critic, moved)
         checkpoint.save(self.folder, step, saved)
         checkpoint.prune(self.folder, self.config.keep_last)
 

@@ -29,12 +29,15 @@ class PolicyOutput:
         top_logprobs_BTK: log-probabilities of the K likeliest tokens, likeliest first, with gradient, if asked for;
             of the tokens `batch.top_ids_BTK`, in that order, where the batch names them.
         top_ids_BTK: which tokens these are.
+        router_loss: how unevenly the routers of a mixture of experts spread these rows, a scalar, if asked for
+            (`moe.with_router_loss`).
     """
 
     logprobs_BT: Tensor
     entropy_BT: Tensor | None = None
     top_logprobs_BTK: Tensor | None = None
     top_ids_BTK: Tensor | None = None
+    router_loss: Tensor | None = None
 
     def silent(self, mask_BT: Tensor) -> PolicyOutput:
         """The same with exact zeros at mask 0, whatever stood there."""

@@ -46,8 +46,9 @@ PLAN = DemoPlan(
     practice=128,
     held_out=256,
 )
-CRITIC = {"learning_rate": 1e-3, "epochs": 2, "warmup": 5}
+CRITIC = {"learning_rate": 3e-3, "epochs": 4, "warmup": 5}
 """Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits for 50 rounds."""
+TERMS = f"{Path(__file__).parent / 'calc_terms.py'}:CalcTerms"
 EXTRA: dict[str, dict[str, Any]] = {"dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}}}
 """Rows beside the recipes, each a comparison that the table's text draws."""
 
@@ -82,6 +83,12 @@ def place(folder: Path, name: str) -> Path:
     return folder / "".join(letter if letter.isalnum() or letter in "_+" else "-" for letter in name)
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    """What a recipe needs beside its name."""
+    row: dict[str, Any] = {"recipe": name, "loss": {"critic": CRITIC} if "critic" in RECIPES[name].needs else {}}
+    return row | ({"env": TERMS} if name == "gdpo" else {})
+
+
 def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int) -> None:
     """One run, unless the folder has it."""
     run_folder = place(folder, name) / str(seed)
@@ -89,7 +96,7 @@ def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int
         run_folder.mkdir(parents=True)
     except FileExistsError:
         return  # done, or another process is at it
-    own = EXTRA.get(name) or {"recipe": name, "loss": {"critic": CRITIC} if "critic" in RECIPES[name].needs else {}}
+    own = EXTRA.get(name) or settings_of(name)
     # The demo's own settings of the loss are no recipe's: each recipe is taken as its row says.
     changes = {"seed": seed, "steps": rounds, "eval_every": rounds, "deterministic": True, "schedule": {"warmup": 4}}
     config = check_config({**shared, **changes, **own}, "recipes")
