@@ -77,6 +77,7 @@ def changes_something(name, option, candidates):
 
 ROWS = [(name, option) for name in RECIPES for option in recipe(name).options]
 ADDED = [(option, value) for parts in ADDABLE.values() for part in parts for option, value in options(part).items()]
+ADDED.remove(("load_balance_coef", 0.0))  # reads the routers of a mixture of experts: tests/test_moe.py
 
 
 @pytest.mark.parametrize(("name", "option"), ROWS)

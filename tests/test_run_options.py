@@ -26,7 +26,6 @@ BASE = {
     "minibatches": 2,
 }
 KL = {"kl_coef": 0.1}
-PENALTY = {"critic": {"learning_rate": 1e-2}}
 PPO = {"recipe": "ppo", "loss": {"critic": {"learning_rate": 1e-2}}}
 
 
@@ -74,10 +73,10 @@ OWN = {
     "refill": ({}, {"refill": True}),
     "epochs": ({}, {"epochs": 2}),
     "kl_budget": ({}, {"kl_budget": 1e-7}),
+    "entropy_target": ({}, {"entropy_target": 9.0}),
     "reset_every": (KL, KL | {"reset_every": 1}),
-    "kl_target": (PENALTY, PENALTY | {"kl_target": 100.0}),
-    "entropy_target": ({"entropy_coef": 0.1}, {"entropy_coef": 0.1, "entropy_target": 9.0}),
 }
+KL_TARGET = [{"recipe": "ppo_penalty", "loss": {"kl_target": target}} for target in (1e-6, 1e6)]
 CRITIC = {"learning_rate": 1e-3, "epochs": 2, "value_clip": 1e-3, "warmup": 1}
 COMPUTE = {"dtype": ({}, {"dtype": "bfloat16"}), "lora_rank": ({}, {"lora_rank": 2})}
 COMPUTE["lora_alpha"] = ({"lora_rank": 2}, {"lora_rank": 2, "lora_alpha": 1})
@@ -97,13 +96,9 @@ FIELDS = {
 ELSEWHERE = {"env", "env_settings", "model", "sandbox", "deterministic", "held_out", "save_every", "keep_last"}
 """What other tests are about; `loss`, `schedule` and `compute` are tables of their own here."""
 
-
-def whose(name, loss):
-    return ({"recipe": "ppo_penalty"} if name == "kl_target" else {}) | {"loss": loss}
-
-
 CASES = {
-    **{f"loss.{name}": (whose(name, a), whose(name, b)) for name, (a, b) in OWN.items()},
+    **{f"loss.{name}": (with_loss({}, **a), with_loss({}, **b)) for name, (a, b) in OWN.items()},
+    "loss.kl_target": KL_TARGET,
     **{f"critic.{name}": (PPO, with_critic(**{name: value})) for name, value in CRITIC.items()},
     **{f"compute.{name}": ({"compute": a}, {"compute": b}) for name, (a, b) in COMPUTE.items()},
     **{f"schedule.{name}": ({}, {"schedule": row}) for name, row in SCHEDULE.items()},
@@ -119,7 +114,7 @@ def test_every_setting_changes_a_run(name, outcome):
 
 
 def test_every_setting_is_tried():
-    assert set(OWN) == set(_OWN)
+    assert {*OWN, "kl_target"} == set(_OWN)
     assert {*CRITIC, "model"} == set(CriticSettings.model_fields) and set(SCHEDULE) == set(Schedule.model_fields)
     assert {*COMPUTE, "micro_tokens", "gradient_checkpointing", "optimizer"} == set(Compute.model_fields)
     assert set(HELD_OUT) == set(HeldOut.model_fields)

@@ -49,7 +49,10 @@ PLAN = DemoPlan(
 CRITIC = {"learning_rate": 3e-3, "epochs": 4, "warmup": 5}
 """Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits for 50 rounds."""
 TERMS = f"{Path(__file__).parent / 'calc_terms.py'}:CalcTerms"
-EXTRA: dict[str, dict[str, Any]] = {"dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}}}
+EXTRA: dict[str, dict[str, Any]] = {
+    "dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}},
+    "remax (slower)": {"recipe": "remax", "loss": {}, "learning_rate": 1e-4, "minibatches": 1},
+}
 """Rows beside the recipes, each a comparison that the table's text draws."""
 
 
@@ -140,6 +143,16 @@ def collect(folder: Path, name: str) -> Row | None:
     )
 
 
+def stops(folder: Path) -> list[str]:
+    """The runs that could not go on, in words."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*/result.json"))]
+    return [
+        f"- `{one['name']}`, seed {one['seed']}, round {one['rows'][-1]['step']}: {one['stopped']}"
+        for one in found
+        if one["stopped"]
+    ]
+
+
 def table(rows: list[Row]) -> str:
     """The rows in Markdown, best first."""
     lines = [
@@ -175,6 +188,7 @@ def main() -> None:
             play(given.folder, shared, name, seed, given.rounds)
             print(f"{name} seed {seed} is there or in work", flush=True)
     print(table([row for name in names if (row := collect(given.folder, name))]))
+    print("\n".join(["", "Stopped:", *stops(given.folder)]))
 
 
 if __name__ == "__main__":
