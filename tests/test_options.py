@@ -53,7 +53,8 @@ def signature(row):
     batch = credited(row, groups_of(ROUND))
     found = learnt(row, batch)
     returns_N = torch.zeros(0) if batch.returns_BT is None else batch.returns_BT.flatten()
-    return torch.cat((found.gradient_V4.flatten(), found.advantages_V, found.weights_V, returns_N))
+    loss = torch.tensor([found.loss])  # which is all that a term of the routers shows in
+    return torch.cat((found.gradient_V4.flatten(), found.advantages_V, found.weights_V, returns_N, loss))
 
 
 def matters(name, option, value):

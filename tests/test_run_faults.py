@@ -14,6 +14,7 @@ from toy_envs import Parity
 from agentrl.errors import ConfigError
 from agentrl.records import iter_episodes, read_metrics
 from agentrl.trainers import checkpoint, loop
+from agentrl.trainers import run as run_module
 from agentrl.trainers.config import check_config
 from agentrl.trainers.loop import train
 from agentrl.trainers.run import Run
@@ -91,6 +92,19 @@ def test_a_policy_that_would_never_learn_is_warned_of(model, tmp_path):
     config = settings(model, recipe="vapo", steps=1)
     Run(config, tmp_path / "a", listen=lambda *said: heard.append(said)).close()
     assert ("warning", "loss.critic.warmup=50 leaves none of steps=1 to the policy: only the critic learns") in heard
+
+
+def test_nothing_held_out_is_no_evaluation(model, tmp_path, monkeypatch):
+    tasks = Parity.tasks
+    monkeypatch.setattr(run_module, "factory", lambda *_, **__: lambda: Untested())
+
+    class Untested(Parity):
+        def tasks(self, split, seed):
+            return iter(()) if split == "test" else tasks(self, split, seed)
+
+    with pytest.raises(ConfigError, match="no task in split 'test': set eval_every=0"):
+        Run(settings(model, eval_every=1), tmp_path / "a")
+    Run(settings(model), tmp_path / "b").close()
 
 
 def test_process_rewards_are_numbers():
@@ -212,4 +226,3 @@ def test_every_metric_of_a_run_stands_in_the_docs(model, tmp_path, change):
     known = re.compile("|".join(re.sub(r"<\w+>", ".+", name.replace(".", r"\.")) for name in names))
     found = {name for row in run(settings(model, **change, steps=2), tmp_path / "a") for name in row} - {"step"}
     assert not {name for name in found if not known.fullmatch(name)}
-    assert Parity.id == "parity-v0"

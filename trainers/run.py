@@ -191,6 +191,10 @@ class Run:
         prompt_ids = self.chat.prompt_ids([Message.user("How many letters has the word agent?")], ())
         self.watch = Watch(self.model, self.engine, self.rollouts, prompt_ids, sampling, self.listen)
         next(self._every_round())  # a split that is too small is refused before anything is played
+        if config.eval_every and next(iter(make().tasks("test", self.seed_of("test"))), None) is None:
+            raise ConfigError(
+                f"eval_every={config.eval_every}: {config.env} has no task in split 'test': set eval_every=0"
+            )
         # Last, so that a part that cannot be had leaves the folder as it was.
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in ("metrics", "episodes", "samples/top", "samples/random"):
