@@ -88,8 +88,10 @@ def place(folder: Path, name: str) -> Path:
 
 def settings_of(name: str) -> dict[str, Any]:
     """What a recipe needs beside its name."""
-    row: dict[str, Any] = {"recipe": name, "loss": {"critic": CRITIC} if "critic" in RECIPES[name].needs else {}}
-    return row | ({"env": TERMS} if name == "gdpo" else {})
+    loss: dict[str, Any] = {"critic": CRITIC} if "critic" in RECIPES[name].needs else {}
+    if name == "vapo":
+        loss["length_alpha"] = 1.0  # the paper's 0.05 is for thousands of tokens: λ is 0 below twenty
+    return {"recipe": name, "loss": loss} | ({"env": TERMS} if name == "gdpo" else {})
 
 
 def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int) -> None:
