@@ -247,18 +247,26 @@ def convert(
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913 - the options of a command
     config: Annotated[Path, typer.Argument(help="TOML file with the settings.")],
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/train"),
     set_: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run folder's last checkpoint.")] = False,
+    log_to: Annotated[str, typer.Option(help="Also log to these: tensorboard,wandb,trackio.")] = "",
+    plan: Annotated[bool, typer.Option("--plan", help="Only say which models and bytes the run will hold.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a policy online, on the groups it plays."""
     with _training_parts():
-        from agentrl.trainers.session import run_training
+        from agentrl.trainers.session import plan_training, run_training
 
-    result = run_training(config, out, overrides=set_ or [], resume=resume)
+    if plan:
+        found = plan_training(config, set_ or [], show=not as_json)
+        if as_json:
+            print_json(found)
+        return
+    trackers = [name for name in log_to.split(",") if name]
+    result = run_training(config, out, overrides=set_ or [], resume=resume, log_to=trackers)
     if as_json:
         print_json(result)
     else:

@@ -35,5 +35,10 @@ def examine() -> dict[str, dict[str, Any]]:
     for name in _LATER:
         parts[name] = {"ok": False, "detail": "not part of this version: nothing here uses it yet"}
     gpu = os.path.exists("/dev/nvidiactl")
-    parts["gpu"] = {"ok": gpu, "detail": "NVIDIA driver found" if gpu else "none: training and sampling run on the CPU"}
+    parts["gpu"] = {
+        "ok": gpu,
+        "detail": "NVIDIA driver found; models run on it where PyTorch sees CUDA"
+        if gpu
+        else "none: training and sampling run on the CPU",
+    }
     return parts

@@ -6,6 +6,7 @@
     │   ├── TaskError            a task row that cannot be admitted
     │   ├── ContractError        an environment, sandbox or verifier breaks its contract
     │   └── TemplateError        a chat template or tokenizer that cannot carry exact tokens
+    ├── TrainingError        training cannot go on
     └── InfraError           not the agent's doing: the episode gets no score and is counted apart
         ├── SandboxLost          the place where code runs is gone
         ├── EngineError          sampling failed
@@ -44,6 +45,10 @@ class ContractError(UserError):
 
 class TemplateError(UserError):
     """A chat template or tokenizer cannot carry exact tokens."""
+
+
+class TrainingError(AgentRLError):
+    """Training cannot go on; the message says why and what to do."""
 
 
 class InfraError(AgentRLError):

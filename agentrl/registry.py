@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from agentrl.env import ToolEnv
@@ -159,16 +160,20 @@ def register_gymnasium() -> None:
             register_one(f"agentrl/{env_id}", "agentrl.registry:make", kwargs=kwargs, order_enforce=False)
 
 
-def _from_file(target: str) -> type[ToolEnv]:
+def load_file(path: Path, what: str) -> ModuleType:
+    """Run a Python file that is in no package, and give its module.
+
+    Args:
+        path: the file.
+        what: what it holds, for messages.
+
+    Raises:
+        ConfigError: it is not there, or raises something that is not ours.
+    """
     import importlib.util
 
-    file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "")
-    path = Path(file)
     if not path.is_file():
-        raise ConfigError(f"environment file {file!r} does not exist: give path/to/file.py:ClassName")
-    if not name:
-        choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or f"{file}:ClassName"
-        raise ConfigError(f"environment {target!r} names no class: give {choices}")
+        raise ConfigError(f"{what} file {str(path)!r} does not exist: give path/to/file.py:Name")
     spec = importlib.util.spec_from_file_location(f"agentrl_user_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -178,8 +183,17 @@ def _from_file(target: str) -> type[ToolEnv]:
     except AgentRLError:
         raise
     except Exception as error:
-        raise ConfigError(f"environment file {file} cannot be loaded: {type(error).__name__}: {error}") from error
-    cls = getattr(module, name, None)
+        raise ConfigError(f"{what} file {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _from_file(target: str) -> type[ToolEnv]:
+    file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "")
+    path = Path(file)
+    if path.is_file() and not name:
+        choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or f"{file}:ClassName"
+        raise ConfigError(f"environment {target!r} names no class: give {choices}")
+    cls = getattr(load_file(path, "environment"), name, None)
     if not (isinstance(cls, type) and issubclass(cls, ToolEnv)):
         choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or "one that derives from ToolEnv"
         raise ConfigError(f"{file} has no ToolEnv named {name!r}: give {choices}")

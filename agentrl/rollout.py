@@ -204,6 +204,7 @@ class _Batch(NamedTuple):
     step: int
     group_size: int
     run: str
+    setting: Setting
 
 
 class Rollouts:
@@ -241,9 +242,15 @@ class Rollouts:
         self._room = asyncio.Semaphore(concurrency)
 
     def dispatch(
-        self, tasks: Iterable[Task], step: int, *, group_size: int | None = None, run: str | None = None
+        self,
+        tasks: Iterable[Task],
+        step: int,
+        *,
+        group_size: int | None = None,
+        run: str | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        """Start playing one group per task and return at once; size and run name may differ from the usual ones.
+        """Start playing one group per task and return at once; size, run name and policy may differ from the usual.
 
         Raises:
             ContractError: two tasks share an id, so their episodes would share a key.
@@ -254,7 +261,8 @@ class Rollouts:
             if task.id in seen:
                 raise ContractError(f"task id {task.id!r} stands twice in one step: every task needs an id of its own")
             seen.add(task.id)
-        batch = _Batch(step, group_size or self.group_size, run or self.setting.run)
+        setting = replace(self.setting, policy=policy or self.setting.policy)
+        batch = _Batch(step, group_size or self.group_size, run or self.setting.run, setting)
         self._thread.submit(self._play_all(due, batch))
 
     def next(self) -> Group:
@@ -270,10 +278,16 @@ class Rollouts:
         return item
 
     def gather(
-        self, tasks: Sequence[Task], step: int, *, group_size: int | None = None, run: str | None = None
+        self,
+        tasks: Sequence[Task],
+        step: int,
+        *,
+        group_size: int | None = None,
+        run: str | None = None,
+        policy: Policy | None = None,
     ) -> list[Group]:
-        """Play one group per task and return them in the order of the tasks."""
-        self.dispatch(tasks, step, group_size=group_size, run=run)
+        """Play one group per task and return them in the order of the tasks; the rest as in `dispatch`."""
+        self.dispatch(tasks, step, group_size=group_size, run=run, policy=policy)
         groups = [self.next() for _ in tasks]
         place = {task.id: index for index, task in enumerate(tasks)}
         return sorted(groups, key=lambda group: place[group.task.id])
@@ -353,7 +367,7 @@ class Rollouts:
             await self._finished.put(_group(done[task.id, sample] for sample in range(batch.group_size)))
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
-        episode = await play(self.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt))
+        episode = await play(batch.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt))
         try:
             self._on_episode(episode)
         except SystemExit as error:  # it would end the loop thread, and next() would wait for ever

@@ -249,6 +249,9 @@ class Score:
             raise ValueError(f"a score must be finite, not {self.value}; use Score.failed(why) for a broken verifier")
         if self.value is None and not self.why:
             raise ValueError("a score without value must say why")
+        for name, rewards in self.turns.items():
+            if not all(abs(reward) < float("inf") for reward in rewards):
+                raise ValueError(f"process rewards must be finite, not {name}={rewards}")
         if self.unshaped is not None and (self.value is None or not abs(self.unshaped) < float("inf")):
             raise ValueError(f"unshaped={self.unshaped} must be finite, and a score without value has none")
 

@@ -1,8 +1,9 @@
-"""Train a tiny model on calc-v0: oracle episodes, a short warm start, then a few rounds of GRPO from a TOML file."""
+"""Train a tiny model on calc-v0: oracle episodes, a warm start, rounds of GRPO. Argument: a folder that keeps all."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,7 @@ tasks_per_step = 8
 group_size = 8
 learning_rate = 5e-4
 eval_every = 2
-eval_tasks = 16
+held_out = {{ tasks = 16 }}
 """
 
 
@@ -55,4 +56,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        main(Path(scratch))
+        main(Path(sys.argv[1] if sys.argv[1:] else scratch))

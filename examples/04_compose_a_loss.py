@@ -7,18 +7,17 @@ from torch import Tensor
 
 from agentrl import Episode, Group, Score, Segment, TaskView, Trajectory
 from agentrl.trainers.advantages import group_advantages, rloo
-from agentrl.trainers.batch import pack
-from agentrl.trainers.losses import PolicyLoss, importance_ratio
-from agentrl.trainers.recipes import by_token
+from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.losses import PolicyLoss, by_token, importance_ratio
 from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import EndReason
 
 
-def capped_reinforce(logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, low: float, high: float) -> Tensor:
-    """-min(ρ, 1 + high)·A·log π with no gradient through ρ: far tokens still learn, with a capped weight."""
-    weight_BT = importance_ratio(logprobs_BT, old_BT).clamp(max=1 + high).detach()
-    return -weight_BT * advantages_BT * logprobs_BT
+def capped_reinforce(output: PolicyOutput, batch: TokenBatch, *, cap: float = 1.05) -> Tensor:
+    """-min(ρ, cap)·A·log π with no gradient through ρ: far tokens still learn, with a capped weight."""
+    weight_BT = importance_ratio(output, batch).clamp(max=cap).detach()
+    return -weight_BT * batch.advantages_BT * output.logprobs_BT
 
 
 def episode(sample: int, ids: list[int], reward: float) -> Episode:
@@ -47,7 +46,7 @@ if __name__ == "__main__":
     group = Group((episode(0, [7, 8], 1.0), episode(1, [9], 0.0), episode(2, [7, 7], 0.0)))
     batch = group_advantages(pack([group], pad_id=0), rloo)
     logprobs_BT = torch.where(batch.mask_BT, batch.old_logprobs_BT + 0.1, 0.0).requires_grad_()
-    loss, metrics = PolicyLoss(capped_reinforce, by_token, clip_high=0.05)(PolicyOutput(logprobs_BT), batch)
+    loss, metrics = PolicyLoss(capped_reinforce, by_token)(PolicyOutput(logprobs_BT), batch)
     loss.backward()
     print("advantage of each row:", batch.advantages_BT.sum(1).div(batch.mask_BT.sum(1)).tolist())
     print(f"loss {loss.item():.4f}, ratio {metrics['ratio_mean']:.3f}")

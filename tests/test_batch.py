@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,3 +165,14 @@ def test_filtered_groups_leave_rows_denominators_and_episodes_of_those_with_sign
     minis = list(part.minibatches(3, seed=1))
     assert len(minis) == min(part.n_episodes, math.ceil(3 * part.n_episodes / len(full.reward_E)))
     assert sum(mini.n_episodes for mini in minis) == part.n_episodes and sum(map(len, minis)) == len(part)
+
+
+def test_a_round_that_was_refilled_takes_as_many_steps_as_one_that_had_signal_everywhere():
+    own = [group(1.0, 0.0), group(0.0, 0.0, task="u"), group(1.0, 1.0, task="v"), group(0.0, 1.0, task="w")]
+    more = [group(1.0, 0.0, task="x"), group(1.0, 0.0, task="y")]
+    row = recipe("dapo")
+    full, half = (row.advantage(replace(pack([*own, *some], PAD), n_refilled=2 * len(some))) for some in (more, []))
+    assert [mini.n_episodes for mini in full.minibatches(4, seed=0)] == [2] * 4
+    assert [mini.n_episodes for mini in half.minibatches(4, seed=0)] == [2] * 2
+    unfiltered = recipe("dr_grpo").advantage(replace(pack([*own, *more], PAD), n_refilled=4))
+    assert len(list(unfiltered.minibatches(4, seed=0))) == 4, "never more than was asked for"

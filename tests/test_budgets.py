@@ -22,15 +22,16 @@ LIBRARY = ("agentrl", "envs", "sandboxes", "trainers", "verifiers")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 STEP = {
-    "trainers/loop.py": ("train", "update", "score", "_stop_if_broken"),
+    "trainers/loop.py": ("train", "learn", "update", "score", "_stop_if_broken"),
     "trainers/batch.py": ("TokenBatch", "pack", "_padded_rows", "_refuse_messages"),
-    "trainers/advantages.py": ("_over_scored", "grpo", "group_advantages"),
-    "trainers/losses.py": ("keep", "importance_ratio", "clipped_surrogate", "episode_mean", "PolicyLoss"),
+    "trainers/advantages.py": ("_over_scored", "grpo", "group_advantages", "in_buckets", "total_reward_E", "spread"),
+    "trainers/losses.py": ("keep", "importance_ratio", "clipped_objective", "ppo_clip", "by_episode", "PolicyLoss"),
 }
 """What decides a GRPO update, from finished groups to the optimizer: see "One step" in docs/architecture.md.
 
 The sampler (`agentrl/rollout.py` and below), the model's forward pass (`trainers/scoring.py`) and what is only reported
-(metrics) are not in it; `trainers/recipes.py` names these functions and adds no arithmetic.
+(metrics) are not in it; `trainers/recipes.py` names these functions and adds no arithmetic. `TokenBatch` is counted
+whole, with the fields that other recipes fill: one batch for all of them costs the plain step about forty lines.
 """
 
 
@@ -161,12 +162,18 @@ def test_one_grpo_step_is_read_in_one_sitting() -> None:
         assert set(wanted) <= set(found), f"{name} lost {set(wanted) - set(found)}: bring the list above up to date"
         lines[name] = sum(size(found[each], path) for each in wanted)
     assert len(lines) <= 4
-    assert sum(lines.values()) <= 250, lines
+    assert sum(lines.values()) <= 300, lines
 
 
-@pytest.mark.parametrize("name", ["importance_ratio", "clipped_surrogate", "kl_k1", "kl_k2", "kl_k3", "kl_k3_unbiased"])
-def test_a_loss_is_short_and_has_no_branch(name: str) -> None:
-    path = REPO / "trainers/losses.py"
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("losses", name) for name in ("importance_ratio", "clipped_objective", "ppo_clip", "by_token", "by_episode")]
+    + [("regularisers", name) for name in ("kl_k1", "kl_k2", "kl_k3")]
+    + [("surrogates", name) for name in ("policy_gradient", "importance_weighted", "cispo", "topr_token")]
+    + [("sequence_surrogates", name) for name in ("sequence_ratio", "gspo", "gspo_token", "gmpo", "topr", "vespo")],
+)
+def test_a_loss_is_short_and_has_no_branch(module: str, name: str) -> None:
+    path = REPO / f"trainers/{module}.py"
     found = next(node for node in functions(path) if node.name == name)
     assert (found.end_lineno or 0) - found.lineno < 40
     assert not [

@@ -1,51 +1,46 @@
-"""Losses against golden numbers and exact gradients; scoring against the model's full logits."""
+"""Losses against golden numbers and exact gradients; recipes by name."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from trainer_cases import Golden, TwoSteps, batch_of, branch, episode, group, logprobs_for, tiny_model
+from trainer_cases import Golden, TwoSteps, batch_of, group, logprobs_for
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import pack
 from agentrl.trainers.losses import (
     PolicyLoss,
     add_metrics,
-    clipped_surrogate,
-    episode_mean,
-    episode_sum,
+    by_constant,
+    by_episode,
+    by_episode_sum,
+    by_token,
     importance_ratio,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    kl_k3_unbiased,
     policy_metrics,
-    token_mean,
+    ppo_clip,
 )
-from agentrl.trainers.recipes import RECIPES, by_episode, by_token, recipe
-from agentrl.trainers.scoring import PolicyOutput, frozen_logprobs, token_logprobs
-from agentrl.trajectory import Group
+from agentrl.trainers.recipes import RECIPES, recipe
+from agentrl.trainers.regularisers import entropy_bonus, kl_k1, kl_k2, kl_k3, kl_penalty
+from agentrl.trainers.scoring import PolicyOutput
+
+OUTPUT = PolicyOutput(Golden.logprobs)
 
 
 def four_aggregations(per_token_BT):
     """Token mean; mean of row means; mean of row sums; the same over a constant length of 4."""
-    mask, per_row = Golden.mask, Golden.mask.sum(1)
-    return [
-        float(token_mean(per_token_BT, mask, 5)),
-        float(episode_mean(per_token_BT, mask, per_row, 2)),
-        float(episode_sum(per_token_BT, mask, 2, 1)),
-        float(episode_sum(per_token_BT, mask, 2, 4)),
-    ]
+    ways = (by_token, by_episode, by_episode_sum, partial(by_constant, norm_tokens=4))
+    return [float(way(per_token_BT, Golden.batch())) for way in ways]
 
 
 def test_golden_ratio():
     expected = [[1.221403, 1, 0.606531, 1.221403], [0.740818, 1.491825, 1, 0.606531]]
-    assert importance_ratio(Golden.logprobs, Golden.old).tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
+    assert importance_ratio(OUTPUT, Golden.batch()).tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,7 @@ def test_golden_ratio():
     [(0.2, [-0.450818, -0.280189, -1.127044, -0.281761]), (0.28, [-0.459379, -0.287323, -1.148447, -0.287112])],
 )
 def test_golden_surrogate(clip_high, expected):
-    per_token_BT = clipped_surrogate(Golden.logprobs, Golden.old, Golden.advantages, 0.2, clip_high)
+    per_token_BT = ppo_clip(OUTPUT, Golden.batch(), clip_high=clip_high)
     assert four_aggregations(per_token_BT) == pytest.approx(expected, abs=1e-6)
 
 
@@ -62,9 +57,9 @@ def test_golden_kl():
         kl_k1(Golden.logprobs, Golden.ref),
         kl_k2(Golden.logprobs, Golden.ref),
         kl_k3(Golden.logprobs, Golden.ref),
-        kl_k3_unbiased(Golden.logprobs, Golden.old, Golden.ref),
+        kl_penalty(OUTPUT, Golden.batch(), kl_coef=1.0),
     ]
-    assert [float(token_mean(kl, Golden.mask, 5)) for kl in found] == pytest.approx(
+    assert [float(by_token(kl, Golden.batch())) for kl in found] == pytest.approx(
         [0.06, 0.023, 0.021314, 0.023579], abs=1e-6
     )
 
@@ -77,12 +72,28 @@ def test_published_vectors(data_dir):
         assert estimator(logprobs, ref).tolist() == pytest.approx(expected[name], rel=1e-3)
     inputs, expected = rows["ppo_dual_clip"]["inputs"], rows["ppo_dual_clip"]["expected"]
     ratios, advantages = torch.tensor(inputs["ratios"]), torch.tensor(inputs["advantages"])
-    losses = clipped_surrogate(ratios.log(), torch.zeros(3), advantages, inputs["eps_low"], inputs["eps_high"])
+    losses = surrogate_of(ratios.log(), advantages, clip_low=inputs["eps_low"], clip_high=inputs["eps_high"])
     assert [losses[0], losses[2]] == pytest.approx([expected["losses"][0], expected["losses"][2]], abs=1e-6)
     assert losses[1] == pytest.approx(4.0), "no dual clip: a bad action that became likelier keeps its full loss"
     inputs, expected = rows["masked_mean_1d"]["inputs"], rows["masked_mean_1d"]["expected"]
-    mean = token_mean(torch.tensor([inputs["x"]]).double(), torch.tensor([inputs["mask"]]), sum(inputs["mask"]))
-    assert float(mean) == pytest.approx(expected["mean"])
+    batch = one_row(torch.tensor(inputs["mask"]).bool())
+    assert float(by_token(torch.tensor([inputs["x"]]).double(), batch)) == pytest.approx(expected["mean"])
+
+
+def one_row(mask_T, **changes):
+    """A batch of one row and one episode with this mask."""
+    count = int(mask_T.sum())
+    return replace(
+        Golden.batch().rows(torch.tensor([0])),
+        **{"mask_BT": mask_T[None], "n_tokens": count, "n_episodes": 1, "ref_logprobs_BT": None} | changes,
+    )
+
+
+def surrogate_of(log_ratio_T, advantages_T, **options):
+    """PPO's loss at each of these log-ratios."""
+    zeros, mask_T = torch.zeros(1, len(log_ratio_T)), torch.ones(len(log_ratio_T)).bool()
+    batch = one_row(mask_T, old_logprobs_BT=zeros, advantages_BT=advantages_T[None])
+    return ppo_clip(PolicyOutput(log_ratio_T[None]), batch, **options)[0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -93,19 +104,27 @@ def test_parity_with_trl_formulas(seed):
     advantage, mask = rng.normal(size=(6, 1)), (np.arange(9) < rng.integers(1, 10, (6, 1))).astype(float)
     ratio = np.exp(new - old)
     theirs = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
-    ours = clipped_surrogate(torch.tensor(new), torch.tensor(old), torch.tensor(advantage), 0.2, 0.28)
-    mask_BT = torch.tensor(mask)
-    assert float(episode_mean(ours, mask_BT, mask_BT.sum(1), 6)) == pytest.approx(
-        ((theirs * mask).sum(1) / mask.sum(1)).mean()
+    mask_BT = torch.tensor(mask).bool()
+    batch = replace(
+        Golden.batch(),
+        mask_BT=mask_BT,
+        old_logprobs_BT=torch.tensor(old),
+        advantages_BT=torch.tensor(advantage).expand(6, 9),
+        episode_B=torch.arange(6),
+        tokens_E=mask_BT.sum(1),
+        n_tokens=int(mask_BT.sum()),
+        n_episodes=6,
     )
-    assert float(token_mean(ours, mask_BT, int(mask.sum()))) == pytest.approx((theirs * mask).sum() / mask.sum())
-    assert float(episode_sum(ours, mask_BT, 6, 9)) == pytest.approx((theirs * mask).sum() / (6 * 9))
+    ours = ppo_clip(PolicyOutput(torch.tensor(new)), batch, clip_high=0.28)
+    assert float(by_episode(ours, batch)) == pytest.approx(((theirs * mask).sum(1) / mask.sum(1)).mean())
+    assert float(by_token(ours, batch)) == pytest.approx((theirs * mask).sum() / mask.sum())
+    assert float(by_constant(ours, batch, norm_tokens=9)) == pytest.approx((theirs * mask).sum() / (6 * 9))
 
 
 def test_surrogate_gradient_is_the_policy_gradient_at_ratio_one_and_zero_where_clipped():
     logprobs = torch.log(torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])).requires_grad_()
     advantages = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
-    clipped_surrogate(logprobs, torch.zeros(5), advantages, 0.2, 0.2).sum().backward()
+    surrogate_of(logprobs, advantages).sum().backward()
     assert logprobs.grad.tolist() == pytest.approx([-2.0, 0.0, -0.5, 1.5, 0.0])
 
 
@@ -115,7 +134,9 @@ def test_kl_gradient_on_two_steps():
     ref = TwoSteps(seed=2)
     logprobs_K2, ref_K2 = policy.logprobs_K2(), ref.logprobs_K2().detach()
     old_K2 = logprobs_K2.detach()
-    estimate = (kl_k3_unbiased(logprobs_K2, old_K2, ref_K2).sum(1) * old_K2.sum(1).exp()).sum()
+    batch = replace(Golden.batch(), old_logprobs_BT=old_K2, ref_logprobs_BT=ref_K2)
+    kl_K2 = kl_penalty(PolicyOutput(logprobs_K2), batch, kl_coef=1.0)
+    estimate = (kl_K2.sum(1) * old_K2.sum(1).exp()).sum()
     found = torch.autograd.grad(estimate, policy.theta)[0]
     first, first_ref = policy.theta[:5].log_softmax(0), ref.theta[:5].log_softmax(0).detach()
     second, second_ref = policy.theta[5:].view(5, 5).log_softmax(1), ref.theta[5:].view(5, 5).log_softmax(1).detach()
@@ -126,9 +147,9 @@ def test_kl_gradient_on_two_steps():
 
 
 def test_metrics_are_what_they_say_and_add_up():
-    output = PolicyOutput(Golden.logprobs, torch.full((2, 4), 0.7), Golden.ref)
+    output = PolicyOutput(Golden.logprobs, torch.full((2, 4), 0.7))
     batch = Golden.batch()
-    metrics = policy_metrics(output, batch, 0.2, 0.2)
+    metrics = policy_metrics(output, batch, ppo_clip)
     assert metrics["clip_high"] == pytest.approx(2 / 5)
     assert metrics["clip_low"] == pytest.approx(1 / 5)
     assert metrics["ratio_le_0.8"] == pytest.approx(1 / 5)
@@ -139,12 +160,12 @@ def test_metrics_are_what_they_say_and_add_up():
     log_ratio = np.array([0.2, 0.0, 0.2, -0.3, 0.4])
     assert metrics["approx_kl"] == pytest.approx((np.exp(log_ratio) - log_ratio - 1).mean())
     assert metrics["logprob_gap"] == pytest.approx(np.abs(log_ratio).mean())
+    assert metrics["gap_max"] == pytest.approx(0.4)
     rows = [
         policy_metrics(
-            PolicyOutput(*(x[[i]] for x in (Golden.logprobs, output.entropy_BT, Golden.ref))),
+            PolicyOutput(*(x[[i]] for x in (Golden.logprobs, output.entropy_BT))),
             batch.rows(torch.tensor([i])),
-            0.2,
-            0.2,
+            ppo_clip,
         )
         for i in range(2)
     ]
@@ -152,22 +173,41 @@ def test_metrics_are_what_they_say_and_add_up():
 
 
 def test_kl_and_entropy_terms_enter_with_their_coefficients_and_say_what_they_lack():
-    output = PolicyOutput(Golden.logprobs, torch.full((2, 4), 0.7), Golden.ref)
-    plain, _ = PolicyLoss(clipped_surrogate, by_token)(output, Golden.batch())
-    full, metrics = PolicyLoss(clipped_surrogate, by_token, kl_coef=0.5, entropy_coef=0.1)(output, Golden.batch())
+    output = PolicyOutput(Golden.logprobs, torch.full((2, 4), 0.7))
+    plain, _ = PolicyLoss(ppo_clip, by_token)(output, Golden.batch())
+    terms = (partial(kl_penalty, kl_coef=0.5), partial(entropy_bonus, entropy_coef=0.1))
+    full, metrics = PolicyLoss(ppo_clip, by_token, terms)(output, Golden.batch())
     assert float(full - plain) == pytest.approx(0.5 * 0.023579 - 0.1 * 0.7, abs=1e-6)
     assert metrics["loss"] == pytest.approx(
-        metrics["loss_policy"] + metrics["loss_kl"] + metrics["loss_entropy"], abs=1e-9
+        metrics["loss_policy"] + metrics["loss_kl_penalty"] + metrics["loss_entropy_bonus"], abs=1e-9
     )
-    with pytest.raises(ValueError, match="kl_coef is not 0 but the policy output has no ref_logprobs_BT"):
-        PolicyLoss(clipped_surrogate, by_token, kl_coef=0.5)(PolicyOutput(Golden.logprobs), Golden.batch())
+    with pytest.raises(ValueError, match="ref_logprobs_BT is None: score the batch under a reference"):
+        PolicyLoss(ppo_clip, by_token, terms)(output, Golden.batch(ref_logprobs_BT=None))
+    with pytest.raises(ValueError, match="entropy_BT is None"):
+        PolicyLoss(ppo_clip, by_token, terms)(OUTPUT, Golden.batch())
+
+
+def test_weights_multiply_the_policy_loss_alone_and_denominators_stay():
+    weights_BT = torch.tensor([[0.0, 2.0, math.nan, 1.0], [1.0, 0.0, 9.0, 9.0]], dtype=torch.float64)
+    batch, kl = Golden.batch(weights_BT=weights_BT), partial(kl_penalty, kl_coef=0.5)
+    loss, metrics = PolicyLoss(ppo_clip, by_token, (kl,))(OUTPUT, batch)
+    per_token_BT = ppo_clip(OUTPUT, batch)
+    policy = 2 * per_token_BT[0, 1] + per_token_BT[0, 3] + per_token_BT[1, 0]
+    assert float(loss) == pytest.approx(float(policy) / 5 + 0.5 * 0.023579, abs=1e-6)
+    assert (metrics["rejected"], metrics["weight"], metrics["weight_square"]) == pytest.approx((2 / 5, 4 / 5, 6 / 5))
+
+
+def test_ratios_are_against_the_proximal_policy_where_there_is_one():
+    batch = Golden.batch(proximal_logprobs_BT=Golden.old, old_logprobs_BT=Golden.old - 0.3)
+    assert torch.equal(importance_ratio(OUTPUT, batch), importance_ratio(OUTPUT, Golden.batch()))
+    assert policy_metrics(OUTPUT, batch, ppo_clip)["gap_max"] == pytest.approx(0.7), "the sampler's gap stays its own"
 
 
 def test_informative_rows_have_the_gradient_of_all_rows():
     batch = replace(batch_of(group(1.0, 0.0, 0.5)), episode_B=torch.arange(3))
     batch.advantages_BT[1] = 0.0
     logprobs_BT = logprobs_for(batch)
-    loss = PolicyLoss(clipped_surrogate, by_episode)
+    loss = PolicyLoss(ppo_clip, by_episode)
     whole = torch.autograd.grad(loss(PolicyOutput(logprobs_BT), batch)[0], logprobs_BT)[0]
     few = batch.informative()
     value, metrics = loss(PolicyOutput(logprobs_BT[[0, 2], : few.ids_BT.shape[1]]), few)
@@ -181,9 +221,12 @@ def test_informative_rows_have_the_gradient_of_all_rows():
 def test_recipes_are_looked_up_by_name_and_take_settings():
     assert set(RECIPES) >= {"grpo", "dr_grpo"}
     changed = recipe("grpo", clip_high=0.28, aggregate="token", kl_coef=0.04)
-    assert (changed.loss.clip_low, changed.loss.clip_high, changed.loss.kl_coef) == (0.2, 0.28, 0.04)
-    assert changed.loss.aggregate is by_token
-    assert RECIPES["grpo"].loss.clip_high == 0.2
+    assert changed.options.items() >= {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.04, "eps": 1e-6}.items()
+    assert changed.aggregate is by_token and changed.needs == {"group", "reference"}
+    assert recipe("grpo").options["clip_high"] == 0.2 and recipe("grpo").needs == {"group"}
+    assert recipe("grpo", eps=0.5).advantage(pack([group(1.0, 0.0)], 0)).advantages_BT.amax() == pytest.approx(
+        0.5 / (0.5**0.5 + 0.5)
+    )
     batch = recipe("dr_grpo").advantage(pack([group(1.0, 0.0)], 0))
     loss, metrics = recipe("dr_grpo", norm_tokens=10).loss(PolicyOutput(batch.old_logprobs_BT), batch)
     tokens = batch.tokens_E.tolist()
@@ -201,132 +244,21 @@ def test_the_grpo_recipe_weighs_episodes_alike_and_divides_by_the_standard_devia
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("gpro", {}, "did you mean 'grpo'"),
+        ("grpoo", {}, "did you mean 'grpo'"),
         ("grpo", {"clip_hihg": 0.3}, "did you mean 'clip_high'"),
         ("grpo", {"aggregate": "tokens"}, "did you mean 'token'"),
         ("grpo", {"kl_coef": -1.0}, "kl_coef=-1.0"),
         ("grpo", {"clip_low": math.nan}, "clip_low=nan"),
         ("dr_grpo", {"norm_tokens": 0}, "norm_tokens=0"),
+        ("grpo", {"clip_low": True}, "clip_low=True must be a number"),
+        ("grpo", {"norm_tokens": 5}, "no setting 'norm_tokens': it belongs to dr_grpo"),
+        ("grpo", {"filter_groups": 1}, "filter_groups=1"),
+        ("GRPO", {}, "did you mean 'grpo'"),
+        ("grpo", {"negative_weight": "half"}, "negative_weight='half' must be from 0 to 1"),
+        ("grpo", {"kl_budget": "0.1"}, "kl_budget='0.1' must be a positive number"),
+        ("grpo", {"turn_weights": {"format": "much"}}, "turn_weights=.* must be a table of numbers by name"),
     ],
 )
 def test_recipe_errors_name_the_fix(name, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         recipe(name, **settings)
-
-
-def multi_turn_batch():
-    """Rows of unequal length with observations inside, one of them a fork."""
-    trunk = branch(4, (3, 5), (2, 4), (6, 0), first_id=5)
-    fork = trunk.fork(3).extend(*branch(1, (4, 0), first_id=60).segments[1:])
-    others = [branch(2, (1, 0), first_id=30), branch(3, (2, 9), (1, 2), first_id=40)]
-    return pack([Group((episode(trunk, fork), *(episode(b, sample=i + 1) for i, b in enumerate(others))))], 0)
-
-
-def full_logits_reference(model, batch, temperature):
-    """Every row alone, without padding, with explicit position ids, through the model's own full logits."""
-    logprobs_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64)
-    entropy_BT = torch.zeros_like(logprobs_BT)
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        ids = batch.ids_BT[row : row + 1, :length]
-        logits = model(input_ids=ids, position_ids=torch.arange(length)[None]).logits[0].double() / temperature
-        logp_TV = logits.log_softmax(-1)
-        for t in range(1, length):
-            if batch.mask_BT[row, t]:
-                logprobs_BT[row, t] = logp_TV[t - 1, ids[0, t]]
-                entropy_BT[row, t] = -(logp_TV[t - 1].exp() * logp_TV[t - 1]).sum()
-    return logprobs_BT, entropy_BT
-
-
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("chunk", [3, 1000])
-def test_scoring_equals_full_logits(temperature, dtype, tolerance, chunk):
-    model, batch = tiny_model(dtype), multi_turn_batch()
-    output = token_logprobs(model, batch, temperature, chunk)
-    expected, entropy = full_logits_reference(model, batch, temperature)
-    assert output.logprobs_BT.dtype == dtype
-    assert torch.allclose(output.logprobs_BT.double(), expected, rtol=tolerance, atol=tolerance)
-    assert torch.allclose(output.entropy_BT.double(), entropy, rtol=tolerance, atol=tolerance)
-    assert not output.entropy_BT.requires_grad
-
-
-def test_scoring_in_chunks_has_the_gradient_of_full_logits():
-    model, batch = tiny_model(torch.float64), multi_turn_batch()
-    weights_BT = torch.randn(batch.mask_BT.shape, dtype=torch.float64)
-    gradients = []
-    for chunk in (1000, 3):
-        output = token_logprobs(model, batch, 0.8, chunk, "gradient")
-        ((output.logprobs_BT + 0.3 * output.entropy_BT) * weights_BT).sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-        model.zero_grad()
-    logprobs_BT, entropy_BT = full_logits_reference(model, batch, 0.8)
-    ((logprobs_BT + 0.3 * entropy_BT) * weights_BT).sum().backward()
-    for found in gradients:
-        for ours, parameter in zip(found, model.parameters(), strict=True):
-            assert torch.allclose(ours, parameter.grad, rtol=1e-9, atol=1e-11)
-
-
-def test_what_follows_padding_or_stands_in_it_changes_nothing():
-    model, batch = tiny_model(torch.float64), multi_turn_batch()
-    noisy = replace(batch, ids_BT=torch.where(batch.attention_BT, batch.ids_BT, 77))
-    assert torch.equal(frozen_logprobs(model, batch), frozen_logprobs(model, noisy))
-
-
-def test_micro_batches_score_as_the_whole():
-    model, batch = tiny_model(torch.float64), multi_turn_batch()
-    whole = frozen_logprobs(model, batch)
-    for part in batch.split(30):
-        found = frozen_logprobs(model, part)
-        assert not found.requires_grad
-        for row, ids in enumerate(part.ids_BT):
-            length = int(part.lengths_B[row])
-            source = next(
-                i
-                for i in range(len(batch))
-                if batch.ids_BT[i, :length].equal(ids[:length]) and batch.lengths_B[i] == length
-            )
-            assert torch.allclose(found[row, :length], whole[source, :length], atol=1e-12)
-
-
-def test_models_that_change_their_logits_after_the_head_are_scored_by_their_own_logits():
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=97,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        initializer_range=0.5,
-        final_logit_softcapping=2.0,
-        attn_implementation="eager",
-    )
-    model, batch = Gemma2ForCausalLM(config).double().eval(), multi_turn_batch()
-    output = token_logprobs(model, batch, 1.0, 3)
-    expected, _ = full_logits_reference(model, batch, 1.0)
-    assert (output.logprobs_BT - expected).abs().max() < 1e-6, "attention in float32 is all that differs"
-
-
-def test_a_bare_module_with_logits_is_enough():
-    class Bigram(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = torch.nn.Embedding(97, 97)
-
-        def forward(self, input_ids, position_ids=None, use_cache=False):
-            from types import SimpleNamespace
-
-            return SimpleNamespace(logits=self.table(input_ids))
-
-    model, batch = Bigram(), multi_turn_batch()
-    expected, _ = full_logits_reference(model, batch, 1.0)
-    assert (token_logprobs(model, batch).logprobs_BT - expected).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize(("temperature", "chunk"), [(0.0, 8), (-1.0, 8), (math.nan, 8), (1.0, 0)])
-def test_scoring_refuses_senseless_settings(temperature, chunk):
-    with pytest.raises(ValueError, match="must be positive"):
-        token_logprobs(tiny_model(), multi_turn_batch(), temperature, chunk)

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_cases import PAD, batch_of, branch, episode, group, logprobs_for, quick, tiny_model
+from trainer_cases import PAD, Golden, batch_of, branch, episode, group, logprobs_for, quick, tiny_model
 
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.losses import (
-    PolicyLoss,
-    clipped_surrogate,
-    importance_ratio,
-    keep,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    kl_k3_unbiased,
-)
-from agentrl.trainers.recipes import by_constant, by_episode, by_token
+from agentrl.trainers.losses import PolicyLoss, by_constant, by_episode, by_token, importance_ratio, keep, ppo_clip
+from agentrl.trainers.parts import name_of
+from agentrl.trainers.regularisers import entropy_bonus, kl_k1, kl_k2, kl_k3, kl_penalty
 from agentrl.trainers.scoring import PolicyOutput, token_logprobs
 from agentrl.trajectory import Group, Segment, Trajectory
 
@@ -40,17 +33,18 @@ def check_masked_values_do_not_matter(loss):
             batch,
             old_logprobs_BT=torch.where(batch.mask_BT, batch.old_logprobs_BT, garbage / 2),
             advantages_BT=torch.where(batch.mask_BT, batch.advantages_BT, garbage),
+            ref_logprobs_BT=dirty.detach() - 0.1,
+            weights_BT=torch.where(batch.mask_BT, 0.9, garbage),
         )
         noise = torch.where(batch.mask_BT, 0.3, garbage)
-        value, metrics = loss(PolicyOutput(dirty, noise, dirty.detach() - 0.1), spoilt)
+        value, metrics = loss(PolicyOutput(dirty, noise), spoilt)
         results.append((value.detach(), torch.autograd.grad(value, dirty)[0], metrics))
     for value, gradient, metrics in results:
         assert torch.equal(value, results[0][0])
         assert torch.equal(gradient, results[0][1])
         assert metrics == results[0][2]
         assert (gradient[~batch.mask_BT] == 0).all()
-    silent = replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
-    value, _ = loss(PolicyOutput(dirty, noise, dirty.detach()), silent)
+    value, _ = loss(PolicyOutput(dirty, noise), replace(spoilt, mask_BT=torch.zeros_like(batch.mask_BT)))
     assert value.item() == 0
 
 
@@ -58,14 +52,16 @@ def check_denominator_counts_what_the_numerator_sums(aggregate):
     """Bug 5. A constant of 1 at every trained token has mean 1, however many observation tokens there are."""
     for observed in (0, 5):
         batch = batch_of(Group((episode(branch(2, (3, observed), (2, 0))),)))
-        assert float(aggregate(torch.ones(batch.mask_BT.shape), batch, 5)) == pytest.approx(1.0)
+        assert float(aggregate(torch.ones(batch.mask_BT.shape), batch)) == pytest.approx(1.0)
 
 
-real_loss = PolicyLoss(clipped_surrogate, by_episode, kl_coef=0.1, entropy_coef=0.01)
+terms = (partial(kl_penalty, kl_coef=0.1), partial(entropy_bonus, entropy_coef=0.01))
+real_loss = PolicyLoss(ppo_clip, by_episode, terms)
+by_five = partial(by_constant, norm_tokens=5)
 
 
 def loss_multiplies_by_mask(output, batch):
-    ratio_BT = importance_ratio(output.logprobs_BT, batch.old_logprobs_BT)
+    ratio_BT = importance_ratio(output, batch)
     return -(ratio_BT * batch.advantages_BT * batch.mask_BT).sum() / batch.n_tokens, {}
 
 
@@ -75,11 +71,11 @@ def loss_selects_after_arithmetic(output, batch):
 
 
 def loss_ignores_the_mask(output, batch):
-    per_token_BT = clipped_surrogate(output.logprobs_BT, batch.old_logprobs_BT, batch.advantages_BT, 0.2, 0.2)
+    per_token_BT = ppo_clip(output, batch)
     return torch.where(batch.attention_BT, per_token_BT, 0.0).sum() / batch.n_tokens, {}
 
 
-def mean_over_all_tokens(per_token_BT, batch, _):
+def mean_over_all_tokens(per_token_BT, batch):
     return keep(per_token_BT, batch.mask_BT).sum() / batch.attention_BT.sum()
 
 
@@ -95,11 +91,12 @@ def check_micro_batches_add_up(loss):
     def partition(shapes, random):
         batch = batch_of(Group(tuple(episode(branch(2, *t), sample=i) for i, t in enumerate(shapes))))
         logprobs_BT = logprobs_for(batch)
-        ref_BT, entropy_BT = logprobs_BT.detach() - 0.2, logprobs_BT.detach().abs()
+        batch = replace(batch, ref_logprobs_BT=logprobs_BT.detach() - 0.2)
+        entropy_BT = logprobs_BT.detach().abs()
 
         def gradient(rows):
             part = batch.rows(torch.tensor(rows))
-            cut = [x[rows, : part.ids_BT.shape[1]] for x in (logprobs_BT, entropy_BT, ref_BT)]
+            cut = [x[rows, : part.ids_BT.shape[1]] for x in (logprobs_BT, entropy_BT)]
             value, metrics = loss(PolicyOutput(*cut), part)
             return value.detach(), torch.autograd.grad(value, logprobs_BT)[0], metrics
 
@@ -109,7 +106,7 @@ def check_micro_batches_add_up(loss):
         value, whole, metrics = gradient(list(range(len(batch))))
         assert float(sum(p[0] for p in parts)) == pytest.approx(float(value), abs=1e-10)
         assert torch.allclose(sum(p[1] for p in parts), whole, atol=1e-12)
-        for name in metrics.keys() - {"ratio_max"}:
+        for name in metrics.keys() - {"ratio_max", "gap_max"}:
             assert sum(p[2][name] for p in parts) == pytest.approx(metrics[name], abs=1e-10)
 
     partition()
@@ -120,8 +117,8 @@ def check_split_keeps_denominators(split):
     batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
     parts = list(split(batch, 24))
     assert len(parts) > 1
-    assert sum(float(by_token(torch.ones(p.mask_BT.shape), p, 1)) for p in parts) == pytest.approx(1.0)
-    assert sum(float(by_episode(torch.ones(p.mask_BT.shape), p, 1)) for p in parts) == pytest.approx(1.0)
+    assert sum(float(by_token(torch.ones(p.mask_BT.shape), p)) for p in parts) == pytest.approx(1.0)
+    assert sum(float(by_episode(torch.ones(p.mask_BT.shape), p)) for p in parts) == pytest.approx(1.0)
 
 
 def check_regularisers_have_the_unit_of_the_advantage(loss):
@@ -139,18 +136,19 @@ def check_regularisers_have_the_unit_of_the_advantage(loss):
     metrics = []
     for batch, rows in ((once, both[: len(once)]), (twice, both)):
         drawn_BT = logprobs_BT[rows]
-        metrics.append(loss(PolicyOutput(drawn_BT, drawn_BT.detach().abs(), drawn_BT.detach() - 0.3), batch)[1])
+        seen = replace(batch, ref_logprobs_BT=drawn_BT.detach() - 0.3)
+        metrics.append(loss(PolicyOutput(drawn_BT, drawn_BT.detach().abs()), seen)[1])
     assert metrics[0]["clip_high"] > 0, "the check needs clipped tokens"
     assert metrics[1] == pytest.approx(metrics[0], abs=1e-12)
 
 
 def loss_divides_by_its_own_tokens(output, batch):
     own = replace(batch, n_tokens=int(batch.mask_BT.sum()))
-    return PolicyLoss(clipped_surrogate, by_token)(output, own)
+    return PolicyLoss(ppo_clip, by_token, terms)(output, own)
 
 
 def loss_divides_by_its_own_width(output, batch):
-    return PolicyLoss(clipped_surrogate, by_constant, norm_tokens=batch.ids_BT.shape[1])(output, batch)
+    return PolicyLoss(ppo_clip, partial(by_constant, norm_tokens=batch.ids_BT.shape[1]), terms)(output, batch)
 
 
 def split_counts_for_itself(batch, micro_tokens):
@@ -159,15 +157,14 @@ def split_counts_for_itself(batch, micro_tokens):
 
 
 def loss_sums_its_kl(output, batch):
-    loss, metrics = PolicyLoss(clipped_surrogate, by_token)(output, batch)
-    kl_BT = kl_k3_unbiased(output.logprobs_BT, batch.old_logprobs_BT, output.ref_logprobs_BT)
-    total = keep(kl_BT, batch.mask_BT).sum()
-    return loss + total, metrics | {"loss_kl": float(total.detach())}
+    loss, metrics = PolicyLoss(ppo_clip, by_token, terms)(output, batch)
+    total = keep(kl_penalty(output, batch, kl_coef=0.1), batch.mask_BT).sum()
+    return loss + total, metrics | {"loss_kl_penalty": float(total.detach())}
 
 
 def loss_clips_in_units_of_the_batch(output, batch):
     """Advantages were divided by N before the bound on advantage x log-probability was applied."""
-    loss, metrics = PolicyLoss(clipped_surrogate, by_token)(output, batch)
+    loss, metrics = PolicyLoss(ppo_clip, by_token, terms)(output, batch)
     with torch.no_grad():
         moved_BT = keep(batch.advantages_BT / batch.n_tokens * output.logprobs_BT, batch.mask_BT).abs()
         return loss, metrics | {"clip_high": float((moved_BT > 0.01).sum() / batch.n_tokens)}
@@ -229,6 +226,12 @@ def check_kl_gradient(kl_loss):
         assert (found - exact).abs().max() < 1e-8
 
 
+def real_kl(logprobs_V, old_V, ref_V):
+    """`kl_penalty` on one row."""
+    batch = replace(Golden.batch(), old_logprobs_BT=old_V[None], ref_logprobs_BT=ref_V[None])
+    return kl_penalty(PolicyOutput(logprobs_V[None]), batch, kl_coef=1.0)[0]
+
+
 def naive_k1(logprobs, _, ref):
     return kl_k1(logprobs, ref)
 
@@ -242,7 +245,7 @@ def naive_k3(logprobs, _, ref):
 
 
 def k3_with_detached_ratio(logprobs, old, ref):
-    return importance_ratio(logprobs, old).detach() * kl_k3(logprobs, ref)
+    return (logprobs - old).exp().detach() * kl_k3(logprobs, ref)
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -250,13 +253,13 @@ def k3_with_detached_ratio(logprobs, old, ref):
 CASES = [
     (
         check_masked_values_do_not_matter,
-        [real_loss, replace(real_loss, aggregate=by_token), replace(real_loss, aggregate=by_constant)],
+        [real_loss, replace(real_loss, aggregate=by_token), replace(real_loss, aggregate=by_five)],
         [loss_multiplies_by_mask, loss_selects_after_arithmetic, loss_ignores_the_mask],
     ),
-    (check_denominator_counts_what_the_numerator_sums, [by_token, by_episode, by_constant], [mean_over_all_tokens]),
+    (check_denominator_counts_what_the_numerator_sums, [by_token, by_episode, by_five], [mean_over_all_tokens]),
     (
         check_micro_batches_add_up,
-        [real_loss, replace(real_loss, aggregate=by_token), replace(real_loss, aggregate=by_constant)],
+        [real_loss, replace(real_loss, aggregate=by_token), replace(real_loss, aggregate=by_five)],
         [loss_divides_by_its_own_tokens, loss_divides_by_its_own_width],
     ),
     (check_split_keeps_denominators, [TokenBatch.split], [split_counts_for_itself]),
@@ -270,13 +273,13 @@ CASES = [
         [token_logprobs],
         [score_without_temperature, score_from_own_position, score_left_padded_without_positions],
     ),
-    (check_kl_gradient, [kl_k3_unbiased], [naive_k1, naive_k2, naive_k3, k3_with_detached_ratio]),
+    (check_kl_gradient, [real_kl], [naive_k1, naive_k2, naive_k3, k3_with_detached_ratio]),
 ]
 
 
 def _id(value):
     aggregate = getattr(value, "aggregate", None)
-    return f"PolicyLoss-{aggregate.__name__}" if aggregate else value.__name__
+    return f"PolicyLoss-{name_of(aggregate)}" if aggregate else name_of(value)
 
 
 @pytest.mark.parametrize(("check", "real"), [(c, real) for c, reals, _ in CASES for real in reals], ids=_id)

@@ -12,6 +12,8 @@ import pytest
 from agentrl.cli import app
 from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory
+from agentrl.trainers.config import check_config
+from agentrl.trainers.recipes import recipe
 
 REPO = Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
@@ -105,3 +107,9 @@ def test_performance_figures_stand_in_the_benchmarks_only() -> None:
     """A number with a unit of time, rate or gain belongs to docs/benchmarks.md, where it was measured."""
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     assert not re.findall(r"\d[\d.,]*\s*(?:ms|s|seconds|minutes|times|×|x faster|%|tokens/s)\b", prose)
+
+
+def test_the_example_of_a_run_is_one() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (REPO / "docs/training.md").read_text(), re.DOTALL)
+    config = check_config(tomllib.loads(block), "docs/training.md")
+    recipe(config.recipe, **config.loss)

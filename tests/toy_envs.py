@@ -64,3 +64,35 @@ class SandboxParity(Parity):
         listed = await self.sandbox.exec(["ls"])
         assert listed.stdout == b"said.txt\n"
         return await super().on_text(message)
+
+
+async def told_and_even(submission):
+    """0.7 where the task says yes, and 0.3 for a last answer with an even number of characters."""
+    even = await even_length(submission)
+    return Score(0.7 * submission.task.instruction.startswith("yes") + 0.3 * even.value)
+
+
+class Told(Parity):
+    """Most of the reward can be foretold from the prompt, and the rest can be learnt."""
+
+    id = "told-v0"
+    verifier = told_and_even
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        for index in range(40):
+            word = "yes" if index % 2 else "no"
+            yield Task(id=f"{split}-{seed % 97}-{index}", instruction=f"{word} {index}", hidden={"n": 1})
+
+
+async def even_turns(submission):
+    """`even_length`, and 1 for every turn of even length as its process reward."""
+    even = await even_length(submission)
+    said = [len(message.content) % 2 for message in submission.messages if message.role == "assistant"]
+    return Score(even.value, turns={"turn": tuple(1.0 - odd for odd in said)})
+
+
+class Paid(Parity):
+    """The same, with a reward for every turn."""
+
+    id = "paid-v0"
+    verifier = even_turns

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor
 
 from agentrl.trainers.batch import TokenBatch, pack
+from agentrl.trainers.scoring import PolicyOutput
 from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
 from agentrl.types import EndReason, Message, Score, TaskView
 
@@ -101,9 +103,9 @@ class Golden:
     rewards = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
     @classmethod
-    def batch(cls) -> TokenBatch:
+    def batch(cls, **changes) -> TokenBatch:
         tokens_E = cls.mask.sum(1)
-        return TokenBatch(
+        batch = TokenBatch(
             ids_BT=torch.ones(2, 4, dtype=torch.int64),
             mask_BT=cls.mask,
             attention_BT=torch.ones(2, 4, dtype=torch.bool),
@@ -118,7 +120,29 @@ class Golden:
             tokens_E=tokens_E,
             n_tokens=int(tokens_E.sum()),
             n_episodes=2,
+            ref_logprobs_BT=cls.ref,
         )
+        return replace(batch, **changes)
+
+
+def one_episode(logprobs, anchor, advantages) -> tuple[Tensor, PolicyOutput, TokenBatch]:
+    """One episode of N trained tokens, with a leaf to differentiate by."""
+    logprobs_N, anchor_N, advantages_N = (torch.tensor(np.asarray(x)).double() for x in (logprobs, anchor, advantages))
+    leaf_BT = logprobs_N[None].requires_grad_()
+    size, mask_BT = len(logprobs), torch.ones(1, len(logprobs), dtype=torch.bool)
+    batch = replace(
+        Golden.batch().rows(torch.tensor([0])),
+        ids_BT=torch.ones(1, size, dtype=torch.int64),
+        mask_BT=mask_BT,
+        attention_BT=mask_BT,
+        old_logprobs_BT=anchor_N[None],
+        advantages_BT=advantages_N[None],
+        tokens_E=torch.tensor([size]),
+        ref_logprobs_BT=None,
+        n_tokens=size,
+        n_episodes=1,
+    )
+    return leaf_BT, PolicyOutput(leaf_BT), batch
 
 
 class TwoSteps:
@@ -171,6 +195,36 @@ class TwoSteps:
             n_episodes=len(rows_B),
         )
         return batch, logprobs_BT, probability_N.repeat_interleave(size)
+
+
+def random_batch(seed: int = 0, shape: tuple[int, int] = (6, 9)) -> TokenBatch:
+    """Rows of one episode each with random masks, log-probabilities, entropies and advantages of either sign."""
+    generator = torch.Generator().manual_seed(seed)
+    mask_BT = torch.rand(shape, generator=generator) < 0.6
+    mask_BT[:, 1] = True
+    draws = torch.randn((4, *shape), generator=generator, dtype=torch.float64)
+    rows = torch.arange(shape[0])
+    drift = 0.4 * draws[1] - 0.2
+    return replace(
+        Golden.batch(),
+        ids_BT=torch.randint(0, 99, shape, generator=generator),
+        mask_BT=mask_BT,
+        attention_BT=torch.ones(shape, dtype=torch.bool),
+        old_logprobs_BT=-draws[0].abs(),
+        proximal_logprobs_BT=-(draws[0].abs() - drift).abs(),
+        advantages_BT=draws[2][:, :1].expand(shape).clone(),
+        entropy_BT=draws[3].abs(),
+        ref_logprobs_BT=None,
+        turn_BT=torch.zeros(shape, dtype=torch.int32),
+        version_BT=torch.zeros(shape, dtype=torch.int32),
+        episode_B=rows,
+        group_E=rows // 2,
+        reward_E=torch.zeros(shape[0], dtype=torch.float64),
+        truncated_E=rows % 3 == 0,
+        tokens_E=mask_BT.sum(1),
+        n_tokens=int(mask_BT.sum()),
+        n_episodes=shape[0],
+    )
 
 
 def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0, vocabulary: int = 97) -> torch.nn.Module:

@@ -6,8 +6,9 @@ Letters: B rows (one per branch that trains), T positions, E scored episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, UserError
-from agentrl.trajectory import Episode, Group, Trajectory
+from agentrl.trajectory import Episode, Group, SegmentKind, Trajectory, token_rewards
 from agentrl.types import Ending
 
-_ROW_FIELDS = (
+ROW_FIELDS = (
     "ids_BT",
     "mask_BT",
     "attention_BT",
@@ -28,6 +29,17 @@ _ROW_FIELDS = (
     "advantages_BT",
     "turn_BT",
     "version_BT",
+    "state_BT",
+    "rewards_BT",
+    "proximal_logprobs_BT",
+    "ref_logprobs_BT",
+    "entropy_BT",
+    "values_BT",
+    "returns_BT",
+    "weights_BT",
+    "selected_BT",
+    "top_ids_BTK",
+    "top_logprobs_BTK",
 )
 
 
@@ -55,6 +67,24 @@ class TokenBatch:
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
+        n_refilled: how many of the E episodes, the last ones, take the places of others (dynamic sampling).
+        version: of the policy that the update starts from; None where nobody said. A token's age is its distance.
+        parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode lacks it.
+        rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are none.
+        state_BT: int64 at sampled tokens: a hash of what the policy was told right before the turn (GiGPO's anchor
+            state); -1 elsewhere.
+        proximal_logprobs_BT: of the policy that the update starts from, where it is not the one that sampled.
+        ref_logprobs_BT: of the frozen reference.
+        entropy_BT: of the policy that the update starts from, in nats.
+        values_BT, returns_BT: what a critic said, and what it learns.
+        weights_BT: what a correction multiplies the policy loss of a token by; 0 leaves it out, and every denominator
+            stays what it was. None: 1 everywhere.
+        selected_BT: bool, tokens that a recipe treats in its own way.
+        top_ids_BTK, top_logprobs_BTK: the K tokens that were likeliest under the anchor, likeliest first, and their
+            log-probabilities under it. Where they are given, `PolicyOutput.top_logprobs_BTK` is about the same tokens.
+        greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where infrastructure failed it.
+
+    The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
 
     ids_BT: Tensor
@@ -72,6 +102,21 @@ class TokenBatch:
     n_tokens: int
     n_episodes: int
     n_failed: int = 0
+    n_refilled: int = 0
+    version: int | None = None
+    parts_E: Mapping[str, Tensor] = field(default_factory=dict)
+    rewards_BT: Tensor | None = None
+    state_BT: Tensor | None = None
+    proximal_logprobs_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    entropy_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+    returns_BT: Tensor | None = None
+    weights_BT: Tensor | None = None
+    selected_BT: Tensor | None = None
+    top_ids_BTK: Tensor | None = None
+    top_logprobs_BTK: Tensor | None = None
+    greedy_reward_E: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
@@ -86,41 +131,69 @@ class TokenBatch:
         """Trained tokens of the episode that a row belongs to, over all rows of that episode (int64)."""
         return self.tokens_E[self.episode_B]
 
+    @property
+    def anchor_BT(self) -> Tensor:
+        """Log-probabilities that ratios are against: the proximal policy's, else those of the policy that sampled."""
+        return self.old_logprobs_BT if self.proximal_logprobs_BT is None else self.proximal_logprobs_BT
+
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same batch on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         moved: dict[str, Any] = {name: t.to(device) for name, t in values.items() if isinstance(t, Tensor)}
-        return replace(self, **moved)
+        return replace(self, **moved, parts_E={name: part.to(device) for name, part in self.parts_E.items()})
+
+    def silent(self) -> TokenBatch:
+        """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood there."""
+        filled = {name: getattr(self, name) for name in ROW_FIELDS}
+        real: dict[str, Any] = {
+            name: torch.where(self.mask_BT if tensor.dim() == 2 else self.mask_BT[..., None], tensor, 0.0)
+            for name, tensor in filled.items()
+            if tensor is not None and tensor.is_floating_point()
+        }
+        return replace(self, **real)
 
     def rows(self, index: Tensor) -> TokenBatch:
         """The rows of an integer or boolean index, cut to the longest of them; denominators and episodes stay."""
         lengths = self.lengths_B[index]
         width = int(lengths.max()) if len(lengths) else 0
-        cut: dict[str, Any] = {name: getattr(self, name)[index, :width] for name in _ROW_FIELDS}
+        there = {name: getattr(self, name) for name in ROW_FIELDS}
+        cut: dict[str, Any] = {name: tensor[index, :width] for name, tensor in there.items() if tensor is not None}
         return replace(self, episode_B=self.episode_B[index], **cut)
 
     def split(self, micro_tokens: int) -> Iterator[TokenBatch]:
         """Micro-batches of rows of similar length, longest first, whose padded size is at most `micro_tokens`.
 
-        A row that is longer than the budget is a micro-batch of its own.
+        The rows of an episode stay together, so that what is defined over an episode (a sequence ratio) is the same
+        in every split. An episode that is larger than the budget is a micro-batch of its own.
 
         Raises:
             ConfigError: the budget is not positive.
         """
+        return (self.rows(index) for index in self.chunks(micro_tokens))
+
+    def chunks(self, micro_tokens: int) -> list[Tensor]:
+        """The rows of each micro-batch."""
         if micro_tokens < 1:
             raise ConfigError(f"micro_tokens={micro_tokens} must be at least 1")
-        lengths, order = torch.sort(self.lengths_B, descending=True, stable=True)
-        start = 0
-        while start < len(order):
-            stop = start + max(1, micro_tokens // max(1, int(lengths[start])))
-            yield self.rows(order[start:stop])
-            start = stop
+        order = torch.argsort(self.lengths_B, descending=True, stable=True).tolist()
+        lengths, owners = self.lengths_B.tolist(), self.episode_B.tolist()
+        episodes: dict[int, list[int]] = {}
+        for row in order:
+            episodes.setdefault(owners[row], []).append(row)
+        chunks: list[list[int]] = []
+        for rows in episodes.values():
+            if not chunks or (len(chunks[-1]) + len(rows)) * lengths[chunks[-1][0]] > micro_tokens:
+                chunks.append([])
+            chunks[-1] += rows
+        return [torch.tensor(chunk) for chunk in chunks]
 
-    def minibatches(self, count: int, seed: int) -> Iterator[TokenBatch]:
+    def minibatches(self, count: int, seed: int, epochs: int = 1) -> Iterator[TokenBatch]:
         """At most `count` batches, one optimizer step each: whole episodes in seeded random order, own denominators.
 
-        Where only a share of the scored episodes trains (groups were filtered), there are as many fewer batches, so
-        that a step keeps its size: small ones would be noise at full length.
+        Every epoch goes through all of them, in another order.
+
+        Where only a share of the scored episodes trains (groups were filtered and not refilled), there are as many
+        fewer batches, so that a step keeps its size: small ones would be noise at full length.
 
         Raises:
             ConfigError: the count is not positive.
@@ -128,20 +201,38 @@ class TokenBatch:
         if count < 1:
             raise ConfigError(f"minibatches={count} must be at least 1")
         trained = torch.nonzero(self.tokens_E.cpu()).flatten()
-        count = math.ceil(count * len(trained) / max(1, len(self.tokens_E)))
-        shuffled = trained[torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed))]
-        for episodes in torch.tensor_split(shuffled, max(1, count)):
+        planned = max(1, len(self.tokens_E) - self.n_refilled)
+        count = min(count, math.ceil(count * len(trained) / planned))
+        chance = torch.Generator().manual_seed(seed)
+        orders = (trained[torch.randperm(len(trained), generator=chance)] for _ in range(epochs))
+        for episodes in chain.from_iterable(torch.tensor_split(order, max(1, count)) for order in orders):
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))
                 yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
 
     def informative(self) -> TokenBatch:
-        """Only rows with an advantage other than zero; denominators stay, so the policy gradient stays the same.
+        """Only episodes with an advantage other than zero; denominators stay, so the policy gradient stays the same.
 
-        Not for losses with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
+        An episode keeps all its rows: a ratio over the episode reads tokens without an advantage too. Not for losses
+        with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
         """
-        return self.rows(((self.advantages_BT != 0) & self.mask_BT).any(1))
+        signal_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
+        signal_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
+        return self.rows(signal_E[self.episode_B])
+
+
+def in_parts(
+    batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
+) -> tuple[Tensor, ...]:
+    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros where it was cut."""
+    whole: list[Tensor] = []
+    for index in batch.chunks(micro_tokens):
+        found = look(batch.rows(index))
+        whole = whole or [part.new_zeros(*batch.mask_BT.shape, *part.shape[2:]) for part in found]
+        for target_BT, part in zip(whole, found, strict=True):
+            target_BT[index.to(part.device), : part.shape[1]] = part
+    return tuple(whole)
 
 
 def groups_with_signal(batch: TokenBatch) -> TokenBatch:
@@ -158,11 +249,17 @@ def groups_with_signal(batch: TokenBatch) -> TokenBatch:
     return replace(part, tokens_E=tokens_E, n_tokens=int(tokens_E.sum()), n_episodes=int((tokens_E > 0).sum()))
 
 
-def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
+def pack(
+    groups: Sequence[Group], pad_id: int, *, turn_weights: Mapping[str, float] | None = None, version: int | None = None
+) -> TokenBatch:
     """One row per branch that trains, cut after its last trained token; failed episodes are only counted.
 
     A scored episode that sampled nothing (a limit came first) has no row, but its reward counts in its group.
     Without a single trained token the batch has no rows and `n_tokens` is 0.
+
+    Args:
+        turn_weights: of named process rewards (`Score.turns`), which only count where they are named here.
+        version: of the policy that the update will start from.
 
     Raises:
         UserError: an episode's policy spoke but left no tokens, or a row starts with a sampled token.
@@ -170,16 +267,18 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
     scored: list[tuple[int, Episode]] = []
     for group_index, group in enumerate(groups):
         scored += [(group_index, episode) for episode in group.episodes if episode.end.ending is not Ending.FAILED]
-    branches: list[tuple[int, Trajectory]] = []
+    branches: list[tuple[int, Trajectory, Sequence[float]]] = []
     for index, (_, episode) in enumerate(scored):
         _refuse_messages(episode)
-        branches += [(index, branch) for branch in episode.trajectories if branch.trained]
-    rows = [branch for _, branch in branches]
+        earned = token_rewards(episode, turn_weights or {})
+        owned = zip(episode.trajectories, earned, strict=True)
+        branches += [(index, branch, reward) for branch, reward in owned if branch.trained]
+    rows = [branch for _, branch, _ in branches]
     tokens_E = torch.zeros(len(scored), dtype=torch.int64)
-    episode_B = torch.tensor([index for index, _ in branches], dtype=torch.int64)
+    episode_B = torch.tensor([index for index, _, _ in branches], dtype=torch.int64)
     tokens_E.index_add_(0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64))
     return TokenBatch(
-        **_padded_rows(rows, pad_id),
+        **_padded_rows(rows, [rewards for _, _, rewards in branches], pad_id),
         episode_B=episode_B,
         group_E=torch.tensor([group_index for group_index, _ in scored], dtype=torch.int64),
         reward_E=torch.tensor([episode.reward for _, episode in scored], dtype=torch.float64),
@@ -188,7 +287,16 @@ def pack(groups: Sequence[Group], pad_id: int) -> TokenBatch:
         n_tokens=int(tokens_E.sum()),
         n_episodes=int((tokens_E > 0).sum()),
         n_failed=sum(len(group.episodes) for group in groups) - len(scored),
+        version=version,
+        parts_E=_parts([episode for _, episode in scored]),
     )
+
+
+def _parts(episodes: Sequence[Episode]) -> dict[str, Tensor]:
+    """The named terms of the scores, one tensor (E,) for each."""
+    names = sorted({name for episode in episodes for name in episode.score.parts})
+    rows = {name: [episode.score.parts.get(name, math.nan) for episode in episodes] for name in names}
+    return {name: torch.tensor(row, dtype=torch.float64) for name, row in rows.items()}
 
 
 def _refuse_messages(episode: Episode) -> None:
@@ -203,7 +311,17 @@ def _refuse_messages(episode: Episode) -> None:
         )
 
 
-def _padded_rows(rows: Sequence[Trajectory], pad_id: int) -> dict[str, Tensor]:
+def _states(row: Trajectory) -> list[int]:
+    """At each sampled token, a hash of the tokens that came right before its turn; -1 elsewhere."""
+    states, told = list[int](), tuple[int, ...]()
+    for segment in row.segments:
+        sampled = segment.kind is SegmentKind.SAMPLED
+        told = told if sampled else segment.ids
+        states += [zlib.crc32(np.asarray(told, np.int64).tobytes()) if sampled else -1] * len(segment.ids)
+    return states
+
+
+def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int) -> dict[str, Any]:
     """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter and is cut."""
     lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
     attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
@@ -215,13 +333,15 @@ def _padded_rows(rows: Sequence[Trajectory], pad_id: int) -> dict[str, Tensor]:
         return torch.from_numpy(full)
 
     versions = [tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments)) for row in rows]
-    tensors = {
+    tensors: dict[str, Any] = {
         "ids_BT": padded([row.ids for row in rows], pad_id, np.int64),
         "mask_BT": padded([row.mask for row in rows], 0, np.bool_),
         "attention_BT": torch.from_numpy(attention),
         "old_logprobs_BT": padded([row.logprobs for row in rows], 0.0, np.float32),
         "turn_BT": padded([row.turn_of for row in rows], -1, np.int32),
         "version_BT": padded(versions, -1, np.int32),
+        "state_BT": padded([_states(row) for row in rows], -1, np.int64),
+        "rewards_BT": padded(rewards, 0.0, np.float64),
     }
     if tensors["mask_BT"][:, :1].any():
         raise UserError("a row's first token was sampled from nothing; give every prompt at least one token")

@@ -6,18 +6,25 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.models import Compute
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+"""Numbers are finite, and neither text nor truth values are taken for one."""
 
 
 class Schedule(BaseModel):
     """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT
 
     warmup: int = Field(default=0, ge=0)
     """Rounds until the peak."""
@@ -26,13 +33,49 @@ class Schedule(BaseModel):
 
     def share(self, step: int, steps: int) -> float:
         """Share of the peak in round `step` (from 0) of `steps`."""
-        return min(1.0, (step + 1) / max(1, self.warmup)) * (1 - (1 - self.final) * step / max(1, steps - 1))
+        peak = max(0, self.warmup - 1)
+        if step < peak:
+            return (step + 1) / self.warmup
+        return 1 - (1 - self.final) * (step - peak) / max(1, steps - 1 - peak)
+
+
+class HeldOut(BaseModel):
+    """What an evaluation during training plays."""
+
+    model_config = STRICT
+
+    tasks: int = Field(default=256, ge=1)
+    """The first so many held-out tasks, the same every time."""
+    samples: int = Field(default=1, ge=1)
+    """Episodes of each; pass@k is logged for 1, 2, 4, … up to it."""
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k."""
+        return tuple(sorted({1, *(2**power for power in range(self.samples.bit_length())), self.samples}))
+
+
+class CriticSettings(BaseModel):
+    """The critic of a recipe that needs one (PPO, VAPO)."""
+
+    model_config = STRICT
+
+    model: str = ""
+    """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the policy's, with V = 0."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Of AdamW, the same in every round: ten times the policy's default."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the tokens of a round, each in as many minibatches as the policy's."""
+    value_clip: float = Field(default=0.5, gt=0, allow_inf_nan=True)
+    """How far a value can move within a round, in units of the reward; `inf`: as far as it likes."""
+    warmup: int = Field(default=0, ge=0)
+    """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has 50)."""
 
 
 class TrainConfig(BaseModel):
     """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
     env: str
     """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
@@ -54,15 +97,15 @@ class TrainConfig(BaseModel):
     """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit for bit."""
     eval_every: int = Field(0, ge=0)
     """Rounds between evaluations on held-out tasks; 0: never."""
-    eval_tasks: int = Field(256, ge=1)
-    """Held-out tasks of one evaluation, one sample each."""
+    held_out: HeldOut = HeldOut()
+    """What an evaluation plays: `{tasks = 256, samples = 4}`."""
     save_every: int = Field(10, ge=1)
     """Rounds between checkpoints."""
     keep_last: int = Field(2, ge=1)
     """Checkpoints that are kept."""
 
     recipe: str = "grpo"
-    """Algorithm, a name of `agentrl.trainers.recipes`."""
+    """Algorithm, a name of `agentrl.trainers.recipes`, or `path/to/file.py:name`."""
     loss: dict[str, Any] = {}
     """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -73,12 +116,15 @@ class TrainConfig(BaseModel):
     """Optimizer steps per round."""
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
-    micro_tokens: int = Field(16384, ge=1)
-    """Padded tokens per forward pass; changes memory and speed, never the gradient."""
+    compute: Compute = Compute()
+    """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`."""
 
 
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
 """Settings that a resumed run cannot change: its records would mix two runs."""
+
+TRAINED = ("lora_rank", "lora_alpha", "optimizer")
+"""Compute settings that a resumed run cannot change: what was trained, and the optimizer's state, would not fit."""
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -105,22 +151,50 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
     Raises:
         ConfigError: one sentence with the field and the fix.
     """
-    unknown = sorted(set(row) - set(TrainConfig.model_fields))
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], TrainConfig.model_fields, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(TrainConfig.model_fields)}"
-        raise ConfigError(f"{where}: setting {unknown[0]!r} is unknown: {hint}")
+    return validated(TrainConfig, row, where)
+
+
+def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Settings:
+    """Settings of a kind from plain values.
+
+    Raises:
+        ConfigError: one sentence with the field and what is wrong with it.
+    """
     try:
-        config = TrainConfig.model_validate(row)
+        return kind.model_validate(row)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = ".".join(str(step) for step in problem["loc"])
-        if problem["type"] == "missing":
-            raise ConfigError(f"{where}: setting {field!r} is missing: add a line '{field} = …'") from None
-        raise ConfigError(f"{where}: {field}={problem['input']!r}: {problem['msg'].lower()}") from None
-    if config.group_size == 1:
-        raise ConfigError(f"{where}: group_size=1 gives every episode advantage 0: use at least 2")
-    return config
+        problems = error.errors(include_url=False)
+        unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+        raise ConfigError(f"{where}: {_worded(kind, (unknown or problems)[0])}") from None
+
+
+def _worded(kind: type[BaseModel], problem: Any) -> str:
+    """What is wrong with a setting, and the fix."""
+    *path, last = problem["loc"]
+    field, value = ".".join(str(step) for step in problem["loc"]), problem["input"]
+    if problem["type"] == "missing":
+        return f"setting {field!r} is missing: add a line '{field} = …'"
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{field}={value!r} must be a table, as in {field} = {{…}}"
+    if problem["type"] != "extra_forbidden":
+        return f"{field}={value!r}: {problem['msg'].lower()}"
+    for step in path:
+        kind = _table(kind, step) or kind
+    tables = {name: table for name in kind.model_fields if (table := _table(kind, name))}
+    homes = [name for name, table in tables.items() if last in table.model_fields]
+    near = difflib.get_close_matches(last, kind.model_fields, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(kind.model_fields)}"
+    if kind is TrainConfig and not near:
+        hint += "; options of the recipe stand in its table: loss = {…}"
+    if homes:
+        hint = f"it stands in a table: {homes[0]} = {{{last} = …}}"
+    return f"setting {field!r} is unknown: {hint}"
+
+
+def _table(kind: type[BaseModel], name: Any) -> type[BaseModel] | None:
+    """The kind of a setting that is a table of settings itself."""
+    found = kind.model_fields[name].annotation
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
 def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]:
@@ -136,9 +210,10 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
         return {}
     old, new = read_config(path).model_dump(mode="json"), config.model_dump(mode="json")
     changed = {name: (old[name], new[name]) for name in new if old[name] != new[name]}
-    for name in IDENTITY:
-        if name in changed:
-            was, now = changed[name]
+    fixed = {name: (old[name], new[name]) for name in IDENTITY}
+    fixed |= {f"compute.{name}": (old["compute"][name], new["compute"][name]) for name in TRAINED}
+    for name, (was, now) in fixed.items():
+        if was != now:
             raise ConfigError(
                 f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or choose another --out"
             )

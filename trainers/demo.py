@@ -127,14 +127,14 @@ def prepare_demo(
         "sandbox": sandbox,
         "deterministic": True,
         "eval_every": math.ceil(plan.rounds / 3),
-        "eval_tasks": plan.held_out,
+        "held_out": {"tasks": plan.held_out},
         "save_every": plan.rounds,
         "recipe": "grpo",
         "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005, "filter_groups": True},
         "learning_rate": plan.learning_rate,
         "schedule": {"warmup": 4, "final": 0.1},
         "minibatches": plan.minibatches,
-        "micro_tokens": plan.micro_tokens,
+        "compute": {"micro_tokens": plan.micro_tokens},
     }
     return check_config(row, "demo")
 
@@ -245,7 +245,7 @@ def _summary(trained: dict[str, Any], folder: Path, clock: _Clock, config: Train
             name: [row.get("eval/ci95_low"), row.get("eval/ci95_high")]
             for name, row in (("before", before), ("after", after))
         },
-        "held_out_tasks": config.eval_tasks,
+        "held_out_tasks": config.held_out.tasks,
         "held_out_scored": {"before": int(before["eval/n_scored"]), "after": int(after["eval/n_scored"])},
         "median_tool_calls_solved": median(solved) if solved else None,
         "episodes_trained": config.steps * config.tasks_per_step * config.group_size,

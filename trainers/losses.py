@@ -1,29 +1,23 @@
-"""From log-probabilities to one scalar: per-token losses, KL estimators, aggregation with fixed denominators, metrics.
+"""PPO's clip; aggregates with fixed denominators; the sum of all terms as one scalar, and its metrics.
 
-Everything is pure. Values at mask 0 are replaced *before* arithmetic (`keep`), so garbage there reaches neither the
+Everything is pure. Values at mask 0 are replaced by zeros *before* arithmetic, so garbage there reaches neither the
 value nor the gradient. Aggregations are sums over denominators of the whole optimizer step, so micro-batches add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
 from agentrl.trainers.batch import TokenBatch
-from agentrl.trainers.scoring import PolicyOutput as PolicyOutput
-from agentrl.trainers.scoring import token_logprobs as token_logprobs
+from agentrl.trainers.parts import Aggregate, Term, name_of
+from agentrl.trainers.scoring import PolicyOutput
 
 MAX_LOG_RATIO = 20.0
 RATIO_EDGES = (0.5, 0.8, 1.25, 2.0)
-
-
-Loss = Callable[[PolicyOutput, TokenBatch], tuple[Tensor, dict[str, float]]]
-Surrogate = Callable[[Tensor, Tensor, Tensor, float, float], Tensor]
-Aggregate = Callable[[Tensor, TokenBatch, int], Tensor]
 
 
 def keep(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -31,164 +25,137 @@ def keep(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.where(mask_BT.bool(), values_BT, 0.0)
 
 
-def importance_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor) -> Tensor:
-    """ρ = π/π_old per token; log ρ is clamped to ±20, beyond which it has no gradient."""
-    return (logprobs_BT - old_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+def importance_ratio(output: PolicyOutput, batch: TokenBatch) -> Tensor:
+    """ρ = π/π_anchor per token; log ρ is clamped to ±20, beyond which it has no gradient."""
+    return (output.logprobs_BT - batch.anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def clipped_surrogate(
-    logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
+def clipped_objective(ratio: Tensor, batch: TokenBatch, clip_low: float, clip_high: float) -> Tensor:
+    """-min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) for ratios that broadcast to (B, T)."""
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -torch.minimum(ratio * batch.advantages_BT, bounded * batch.advantages_BT)
+
+
+def ppo_clip(output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
     """PPO: -min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) per token. https://arxiv.org/abs/1707.06347.
 
     Unequal bounds are DAPO's clip-higher (https://arxiv.org/abs/2503.14476).
     """
-    ratio_BT = importance_ratio(logprobs_BT, old_logprobs_BT)
-    clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+    return clipped_objective(importance_ratio(output, batch), batch, clip_low, clip_high)
 
 
-def kl_k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """log π/π_ref: an unbiased *value* of KL(π‖π_ref). As a loss its expected gradient is zero: only a metric.
+def by_token(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
+    """Σ over trained tokens / trained tokens of the optimizer step: every token weighs the same (DAPO).
 
-    k1, k2, k3: http://joschu.net/blog/kl-approx.html.
+    verl's `token-mean` with the step's token count, TRL's `dapo`; TRL's `bnpo` divides by the micro-batch's count.
     """
-    return logprobs_BT - ref_logprobs_BT
+    return keep(per_token_BT, batch.mask_BT).sum() / batch.n_tokens
 
 
-def kl_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """(log π/π_ref)²/2: a biased value; on-policy its expected gradient is that of KL(π‖π_ref), off-policy not."""
-    return (logprobs_BT - ref_logprobs_BT).square() / 2
-
-
-def kl_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """x - log x - 1 with x = π_ref/π: an unbiased value, never negative, low variance.
-
-    As a loss its expected gradient is that of the *other* direction, KL(π_ref‖π): use `kl_k3_unbiased` to train.
-    """
-    log_x_BT = ref_logprobs_BT - logprobs_BT
-    return torch.expm1(log_x_BT) - log_x_BT
-
-
-def kl_k3_unbiased(logprobs_BT: Tensor, old_logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """ρ·k3 per token: in expectation over π_old, both value and gradient are those of KL(π‖π_ref).
-
-    Exact per token, at the states that π_old visited; that π also changes which states come is left out, as usual.
-    """
-    return importance_ratio(logprobs_BT, old_logprobs_BT) * kl_k3(logprobs_BT, ref_logprobs_BT)
-
-
-def token_mean(per_token_BT: Tensor, mask_BT: Tensor, n_tokens: int) -> Tensor:
-    """Σ over trained tokens / trained tokens of the optimizer step: every token weighs the same (DAPO)."""
-    return keep(per_token_BT, mask_BT).sum() / n_tokens
-
-
-def episode_mean(per_token_BT: Tensor, mask_BT: Tensor, episode_tokens_B: Tensor, n_episodes: int) -> Tensor:
+def by_episode(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     """Mean over episodes of their token means (GRPO): every episode weighs the same, in however many rows it came.
 
-    Args:
-        per_token_BT: per-token loss.
-        mask_BT: True on trained tokens.
-        episode_tokens_B: trained tokens of the row's whole episode (`batch.episode_tokens_B`).
-        n_episodes: episodes of the optimizer step that have trained tokens.
+    verl's `seq-mean-token-mean` and TRL's `grpo`, which count rows: the same where every episode is one row.
     """
-    return (keep(per_token_BT, mask_BT).sum(1) / episode_tokens_B).sum() / n_episodes
+    return (keep(per_token_BT, batch.mask_BT).sum(1) / batch.episode_tokens_B).sum() / batch.n_episodes
 
 
-def episode_sum(per_token_BT: Tensor, mask_BT: Tensor, n_episodes: int, norm_tokens: int) -> Tensor:
-    """Mean over episodes of their token sums, over a constant length (Dr. GRPO): no reward for being long or short."""
-    return keep(per_token_BT, mask_BT).sum() / (n_episodes * norm_tokens)
+def by_episode_sum(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
+    """Mean over episodes of their token sums: the gradient of the expected reward itself (REINFORCE).
+
+    verl's `seq-mean-token-sum` and TRL's `luspo`, which count rows.
+    """
+    return keep(per_token_BT, batch.mask_BT).sum() / batch.n_episodes
+
+
+def by_constant(per_token_BT: Tensor, batch: TokenBatch, *, norm_tokens: int = 4096) -> Tensor:
+    """Mean over episodes of their token sums, over a constant length (Dr. GRPO): no reward for being long or short.
+
+    verl's `seq-mean-token-sum-norm` with `loss_scale_factor=norm_tokens` (without one it divides by the padded width,
+    which differs from batch to batch), TRL's `dr_grpo` with `max_completion_length=norm_tokens`; both count rows.
+
+    Args:
+        norm_tokens: the most tokens that an episode may sample, say; it scales the loss and nothing else.
+    """
+    return by_episode_sum(per_token_BT, batch) / norm_tokens
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """surrogate + kl_coef·ρ·k3 - entropy_coef·entropy, every term per token, masked, and aggregated the same way.
-
-    A term whose coefficient is 0 is left out, so its inputs need not exist.
+    """aggregate(surrogate · weights) + Σ aggregate(regulariser): every term per token, masked, aggregated the same way.
 
     Attributes:
-        surrogate: per-token policy loss.
-        aggregate: per-token values and batch -> scalar; its last argument is `norm_tokens`.
-        clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
-        kl_coef: weight of the KL to the reference, in reward units per token.
-        entropy_coef: weight of the entropy bonus.
-        norm_tokens: constant length of `episode_sum`, the most tokens an episode may sample; others ignore it.
+        surrogate: per-token policy loss; `batch.weights_BT` multiplies it.
+        aggregate: per-token values and batch -> scalar.
+        regularisers: further per-token losses, each with its coefficient inside; the weights do not touch them.
     """
 
-    surrogate: Surrogate
+    surrogate: Term
     aggregate: Aggregate
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
-    norm_tokens: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be a number >= 0")
-        if self.norm_tokens < 1:
-            raise ConfigError(f"norm_tokens={self.norm_tokens} must be at least 1")
+    regularisers: tuple[Term, ...] = ()
 
     def __call__(self, output: PolicyOutput, batch: TokenBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a (micro-)batch and its metrics; both add up over micro-batches (see `add_metrics`).
 
         Raises:
-            ValueError: a coefficient is not zero but the output lacks what it weighs.
+            ValueError: a term reads what neither output nor batch has.
         """
-        mask_BT = batch.mask_BT
-        logprobs_BT, old_BT = keep(output.logprobs_BT, mask_BT), keep(batch.old_logprobs_BT, mask_BT)
-        advantages_BT = keep(batch.advantages_BT, mask_BT)
-        terms = {"policy": self.surrogate(logprobs_BT, old_BT, advantages_BT, self.clip_low, self.clip_high)}
-        if self.kl_coef:
-            ref_BT = keep(_needed(output.ref_logprobs_BT, "ref_logprobs_BT", "kl_coef"), mask_BT)
-            terms["kl"] = self.kl_coef * kl_k3_unbiased(logprobs_BT, old_BT, ref_BT)
-        if self.entropy_coef:
-            entropy_BT = keep(_needed(output.entropy_BT, "entropy_BT", "entropy_coef"), mask_BT)
-            terms["entropy"] = -self.entropy_coef * entropy_BT
-        parts = {name: self.aggregate(term_BT, batch, self.norm_tokens) for name, term_BT in terms.items()}
+        output, batch = output.silent(batch.mask_BT), batch.silent()
+        policy_BT = self.surrogate(output, batch)
+        terms = {"policy": policy_BT if batch.weights_BT is None else policy_BT * batch.weights_BT}
+        terms |= {name_of(term): term(output, batch) for term in self.regularisers}
+        parts = {name: self.aggregate(term_BT, batch) for name, term_BT in terms.items()}
         loss = torch.stack(list(parts.values())).sum()
         values = torch.stack([loss.detach(), *(part.detach() for part in parts.values())]).tolist()
         metrics = dict(zip(("loss", *(f"loss_{name}" for name in parts)), values, strict=True))
-        return loss, metrics | policy_metrics(output, batch, self.clip_low, self.clip_high)
+        return loss, metrics | policy_metrics(output, batch, self.surrogate)
 
 
-def _needed(values_BT: Tensor | None, name: str, because: str) -> Tensor:
-    """The tensor, or a sentence that says why it had to be there."""
-    if values_BT is None:
-        raise ValueError(f"{because} is not 0 but the policy output has no {name}; compute it or set {because} = 0")
-    return values_BT
+def gradient_is_cut(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> Tensor:
+    """True at trained tokens with an advantage whose policy gradient the surrogate removes, whatever its rule is."""
+    with torch.enable_grad():
+        leaf_BT = output.logprobs_BT.detach().requires_grad_()
+        total = surrogate(replace(output, logprobs_BT=leaf_BT), batch).sum()
+        gradient_BT = torch.autograd.grad(total, leaf_BT)[0]
+    return (gradient_BT == 0) & (batch.advantages_BT != 0) & batch.mask_BT
 
 
 @torch.no_grad()
-def policy_metrics(output: PolicyOutput, batch: TokenBatch, clip_low: float, clip_high: float) -> dict[str, float]:
+def policy_metrics(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> dict[str, float]:
     """How far the policy moved, as sums over `n_tokens`, to be joined over micro-batches by `add_metrics`.
 
-    clip_low / clip_high: fractions of tokens whose gradient the clip removes, below and above. approx_kl: k3 of
-    KL(π_old‖π). logprob_gap: mean |log ρ|; before the first update this is the gap between sampler and scorer.
-    ratio_le_x: fraction of tokens with ρ ≤ x, the ratio's distribution. ratio_max: combines by maximum.
-    entropy, ref_kl (k3): where the output has them. scored: trained tokens of these rows over those of the step.
+    clip_low / clip_high: fractions of tokens whose gradient the surrogate removes, with a negative and a positive
+    advantage. approx_kl: k3 of KL(π_anchor‖π). logprob_gap: mean |log π - log π_sampler|; before the first update
+    this is the gap between sampler and scorer; gap_max its largest. ratio_le_x: fraction of tokens with ρ ≤ x, the
+    ratio's distribution. ratio_max: combines by maximum. entropy, ref_kl (k3): where there are such. scored: trained
+    tokens of these rows over those of the step. rejected: fraction of tokens with weight 0; weight, weight_square:
+    means of the weights, from which the effective sample size follows.
     """
-    mask_BT = batch.mask_BT
-    log_ratio_BT = keep(output.logprobs_BT, mask_BT) - keep(batch.old_logprobs_BT, mask_BT)
+    output, batch = output.silent(batch.mask_BT), batch.silent()
+    mask_BT, positive_BT = batch.mask_BT, batch.advantages_BT > 0
+    log_ratio_BT = output.logprobs_BT - batch.anchor_BT
     ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    advantages_BT = keep(batch.advantages_BT, mask_BT)
+    cut_BT = gradient_is_cut(output, batch, surrogate)
+    gap_BT = (output.logprobs_BT - batch.old_logprobs_BT).abs()
     sums = {
         "scored": mask_BT,
-        "clip_low": (ratio_BT < 1 - clip_low) & (advantages_BT < 0),
-        "clip_high": (ratio_BT > 1 + clip_high) & (advantages_BT > 0),
+        "clip_low": cut_BT & ~positive_BT,
+        "clip_high": cut_BT & positive_BT,
         "approx_kl": torch.expm1(log_ratio_BT) - log_ratio_BT,
-        "logprob_gap": log_ratio_BT.abs(),
+        "logprob_gap": gap_BT,
         "ratio_mean": ratio_BT,
         **{f"ratio_le_{edge}": ratio_BT <= edge for edge in RATIO_EDGES},
     }
     if output.entropy_BT is not None:
         sums["entropy"] = output.entropy_BT
-    if output.ref_logprobs_BT is not None:
-        sums["ref_kl"] = kl_k3(keep(output.logprobs_BT, mask_BT), keep(output.ref_logprobs_BT, mask_BT))
+    if batch.ref_logprobs_BT is not None:
+        log_x_BT = batch.ref_logprobs_BT - output.logprobs_BT
+        sums["ref_kl"] = torch.expm1(log_x_BT) - log_x_BT
+    if (weights_BT := batch.weights_BT) is not None:
+        sums |= {"rejected": weights_BT == 0, "weight": weights_BT, "weight_square": weights_BT.square()}
     totals = [keep(values_BT.to(ratio_BT.dtype), mask_BT).sum() / batch.n_tokens for values_BT in sums.values()]
-    values = torch.stack([*totals, keep(ratio_BT, mask_BT).amax()]).tolist()
-    return dict(zip((*sums, "ratio_max"), values, strict=True))
+    values = torch.stack([*totals, keep(ratio_BT, mask_BT).amax(), keep(gap_BT, mask_BT).amax()]).tolist()
+    return dict(zip((*sums, "ratio_max", "gap_max"), values, strict=True))
 
 
 def add_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float]:

@@ -13,7 +13,8 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -42,16 +43,35 @@ def _is_generic(folder: Path) -> bool:
     return json.loads(config.read_text()).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def load_model(path: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """Load the causal language model of a folder.
+def load_config(path: str | Path) -> PretrainedConfig:
+    """Load the configuration of a model folder, without its weights.
+
+    Raises:
+        ConfigError: there is no such folder, or no config in it that can be read.
+    """
+    from transformers import AutoConfig
+
+    config: PretrainedConfig = _load(AutoConfig, path)
+    return config
+
+
+def load_model(path: str | Path, device: str = "cpu", **kwargs: Any) -> PreTrainedModel:
+    """Load the causal language model of a folder onto a device.
 
     Raises:
         ConfigError: there is no such folder, or no model in it that can be loaded.
     """
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = _load(AutoModelForCausalLM, path, **kwargs)
+    model: PreTrainedModel = _load(AutoModelForCausalLM, path, **kwargs).to(device)
     return model
+
+
+def best_device() -> str:
+    """Where models run unless told otherwise: the first CUDA device, if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_reward_model(path: str | Path) -> PreTrainedModel:
@@ -72,6 +92,47 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
     return loaded
 
 
+def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """A value model from the folder of a policy, of a reward model, or of a critic that was saved.
+
+    It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in float32 whatever the
+    folder's precision: steps of a usual learning rate are smaller than bfloat16 can hold. A head that the folder lacks
+    starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the conversation so far.
+    The global random state is left alone.
+
+    Raises:
+        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head cannot be taken over.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForTokenClassification
+
+    with _readable(_folder(path), "config"):
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config.num_labels = 1
+    wide = torch.promote_types(config.dtype or torch.float32, torch.float32)
+    with torch.random.fork_rng(devices=()), _quiet():  # a missing head is drawn at random, and reported; then it is 0
+        model, found = _load(AutoModelForTokenClassification, path, config=config, dtype=wide, output_loading_info=True)
+    head = scalar_head(model)
+    absent = {name: weight for name, weight in model.named_parameters() if name in found["missing_keys"]}
+    if any(weight is not head.weight and weight is not head.bias for weight in absent.values()) or (
+        absent and "score.weight" in found["unexpected_keys"]
+    ):
+        raise ConfigError(
+            f"model folder {path} cannot become a critic: nothing in it fits {sorted(absent)}; start from the policy, "
+            "or from a reward model of the same family"
+        )
+    for weight in absent.values():
+        torch.nn.init.zeros_(weight)
+    critic: PreTrainedModel = model.to(device)
+    return critic
+
+
+def scalar_head(model: Any) -> torch.nn.Linear:
+    """The layer of a token classifier that makes labels of hidden states, whatever its family calls it."""
+    head: torch.nn.Linear = getattr(model, "score", None) or model.classifier
+    return head
+
+
 def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
     folder = _folder(path)
     if not (folder / "config.json").is_file():
@@ -87,6 +148,19 @@ def transformers_engine(model: PreTrainedModel, chat: Chat, *, synchronous: bool
     """An engine for a model and the chat whose stop tokens end its turns."""
     pad = chat.tokenizer.pad_token_id
     return TransformersEngine(model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from reporting what is meant to be so."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextmanager

@@ -56,6 +56,7 @@ PANELS = (
         "gap of log-probabilities, nats per token",
         (("mean", "parity/gap_mean"), ("max", "parity/gap_max")),
     ),
+    Panel("Critic", "variance of returns that it explains; 1 is all", (("explained", "value/explained_variance"),)),
     Panel(
         "Cut short",
         "share of episodes that met a limit",

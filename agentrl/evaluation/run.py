@@ -187,14 +187,14 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
 
 def _transformers_policy(path: str, temperature: float, turn_tokens: int) -> Policy:
     try:
-        from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
+        from agentrl.engines.loading import best_device, load_model, load_tokenizer, transformers_engine
     except ImportError as error:
         raise ConfigError(f"--policy hf:{path} needs torch and transformers: pip install 'agentrl[train]'") from error
     from agentrl.chat import Chat
     from agentrl.engines.base import Sampling
 
     chat = Chat(load_tokenizer(path))
-    engine = transformers_engine(load_model(path), chat)
+    engine = transformers_engine(load_model(path, best_device()), chat)
     return TokenPolicy(engine, chat, Sampling(temperature=temperature, max_tokens=turn_tokens), name=f"hf:{path}")
 
 

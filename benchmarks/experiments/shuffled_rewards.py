@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl.trainers.advantages import GroupAdvantage
+from agentrl.errors import TrainingError
+from agentrl.trainers.advantages import GroupAdvantage, grpo
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.loop import TrainingError, train
+from agentrl.trainers.loop import train
+from agentrl.trainers.recipes import over_groups
 from agentrl.trainers.run import Run
 
 
 def shuffled(advantage: GroupAdvantage, chance: random.Random) -> GroupAdvantage:
     """The given advantages, of rewards that were dealt to the wrong episodes of the group."""
 
-    def advantages(rewards_G: Sequence[float | None], /) -> tuple[float | None, ...]:
+    def advantages(rewards_G: Sequence[float | None]) -> tuple[float | None, ...]:
         return advantage(chance.sample(list(rewards_G), len(rewards_G)))
 
     return advantages
@@ -34,7 +36,7 @@ def gain(seed: int) -> tuple[float, float]:
         folder = Path(scratch) / "run"
         config = prepare_demo(DemoPlan(), seed, "auto", folder)
         with Run(config, folder) as run:
-            run.recipe = replace(run.recipe, group_advantage=shuffled(run.recipe.group_advantage, random.Random(seed)))
+            run.recipe = replace(run.recipe, credit=(over_groups(shuffled(grpo, random.Random(seed))),))
             try:
                 train(run)
             except TrainingError as stopped:
