@@ -182,7 +182,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     names = given.recipes.split(",") if given.recipes else [*RECIPES, *EXTRA]
     shared = warm_start(given.folder)
-    for half in given.folder.glob("*/*/"):
+    for half in given.folder.glob("*/[0-9]*/"):
         if not (half / "result.json").exists() and time.time() - half.stat().st_mtime > 1800:
             shutil.rmtree(half)
     for seed in map(int, given.seeds.split(",")):
