@@ -99,3 +99,12 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no task data at {folder}; set AGENTRL_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny policy of random weights, with its tokenizer."""
+    from agentrl.trainers.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
+    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from run_cases import TOLD, run
 
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.records import read_metrics
 from agentrl.trainers import checkpoint
 from agentrl.trainers.adapt import adapt
 from agentrl.trainers.config import check_config
@@ -25,28 +24,11 @@ from agentrl.trainers.run import Run
 from agentrl.trainers.scoring import token_logprobs
 from agentrl.trainers.targets import COEF_RANGE, AdaptiveEntropy, AdaptiveKL
 
-TOLD = f"{Path(__file__).parent / 'toy_envs.py'}:Told"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
-
 
 def settings(model, **changes):
     row = {"env": TOLD, "model": str(model), "recipe": "ppo_penalty", "steps": 6, "tasks_per_step": 4, "group_size": 4}
     row |= {"learning_rate": 1e-2, "deterministic": True, "minibatches": 1, "save_every": 1}
     return check_config(row | changes, "test")
-
-
-def run(config, folder, **options):
-    with Run(config, folder, **options) as opened:
-        train(opened)
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 # --- the rules -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ def test_both_sides_take_their_step():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_our_side_takes_a_step_for_every_line(dtype):
-    pytest.importorskip("transformers")
     work = {"name": "tiny", "vocabulary": 64, "width": 32, "layers": 1, "heads": 2, "inner": 32, "rows": 4}
     work |= {"turns": 2, "micro_rows": 2, "checkpointing": True, "dtype": dtype}
     command = [sys.executable, "-m", "benchmarks.parts.update_sides", "ours", json.dumps(work)]

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
+from run_cases import TOLD, run
 
 from agentrl.engines.loading import load_critic, load_model
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.records import read_episodes, read_metrics
+from agentrl.records import read_episodes
 from agentrl.trainers import checkpoint
 from agentrl.trainers.config import CriticSettings, check_config, read_config, write_config
 from agentrl.trainers.loop import train
 from agentrl.trainers.recipes import recipe
 from agentrl.trainers.run import Run
-
-TOLD = f"{Path(__file__).parent / 'toy_envs.py'}:Told"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
 
 
 def settings(model, critic=None, **changes):
@@ -34,13 +24,6 @@ def settings(model, critic=None, **changes):
     row |= {"learning_rate": 1e-2, "deterministic": True, "minibatches": 2, "save_every": 1}
     row |= {"loss": {"critic": {"learning_rate": 1e-2, "epochs": 4} | (critic or {})}}
     return check_config(row | changes, "test")
-
-
-def run(config, folder, **options):
-    with Run(config, folder, **options) as opened:
-        train(opened)
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 def weights(model):

@@ -227,14 +227,6 @@ def test_a_limit_is_an_ending_like_any_other_unless_it_is_to_be_dropped(name):
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
-
-
 @ROWS
 def test_a_run_has_what_a_recipe_needs(name, model, tmp_path):
     fixed = {

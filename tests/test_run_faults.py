@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_cases import TOYS, run
 from toy_envs import Parity
 
 from agentrl.errors import ConfigError
@@ -16,21 +17,11 @@ from agentrl.records import iter_episodes, read_metrics
 from agentrl.trainers import checkpoint, loop
 from agentrl.trainers import run as run_module
 from agentrl.trainers.config import check_config
-from agentrl.trainers.loop import train
 from agentrl.trainers.run import Run
 from agentrl.trainers.session import run_training
 from agentrl.types import Score
 
-TOYS = Path(__file__).parent / "toy_envs.py"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "trainers.md"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
 
 
 def settings(model, **changes):
@@ -46,17 +37,6 @@ def settings(model, **changes):
         "minibatches": 2,
     }
     return check_config(row | changes, "test")
-
-
-def run(config, folder, **options):
-    with Run(config, folder, **options) as opened:
-        train(opened)
-    return timeless(folder)
-
-
-def timeless(folder):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 # --- set up wrongly --------------------------------------------------------------------------------------------------

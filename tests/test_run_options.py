@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
+from run_cases import TOYS
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
@@ -16,7 +15,6 @@ from agentrl.trainers.models import Compute, load_policy
 from agentrl.trainers.recipes import _OWN
 from agentrl.trainers.run import Run
 
-TOYS = Path(__file__).parent / "toy_envs.py"
 BASE = {
     "env": f"{TOYS}:Paid",
     "steps": 2,
@@ -29,14 +27,6 @@ BASE = {
 }
 KL = {"kl_coef": 0.1}
 PPO = {"recipe": "ppo", "loss": {"critic": {"learning_rate": 1e-2}}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
 
 
 @pytest.fixture(scope="module")

@@ -4,71 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import loop_threads, process, wait_for
+from helpers import loop_threads, wait_for
+from run_cases import PARITY, run, settings, timeless
 
 from agentrl.errors import ConfigError
-from agentrl.records import read_episodes, read_metrics
+from agentrl.records import read_episodes
 from agentrl.trainers import checkpoint
 from agentrl.trainers.batch import pack
-from agentrl.trainers.config import TrainConfig, check_config, read_config
-from agentrl.trainers.loop import TrainingError, train, why_quiet
+from agentrl.trainers.config import TrainConfig, read_config
+from agentrl.trainers.loop import TrainingError, train
 from agentrl.trainers.metrics import refill_metrics
 from agentrl.trainers.recipes import RECIPES
 from agentrl.trainers.run import Run
 from agentrl.trainers.session import run_training
 from agentrl.trainers.surrogates import dppo_topk_kl
-
-TOY = f"{Path(__file__).parent / 'toy_envs.py'}:Parity"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    from agentrl.trainers.tiny import build_model, build_tokenizer
-
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
-    return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
-
-
-def settings(model, **changes):
-    row = {
-        "env": TOY,
-        "model": str(model),
-        "steps": 5,
-        "tasks_per_step": 4,
-        "group_size": 4,
-        "learning_rate": 1e-3,
-        "deterministic": True,
-        "eval_every": 2,
-        "held_out": {"tasks": 6},
-        "save_every": 1,
-        "minibatches": 2,
-        "compute": {"micro_tokens": 512},
-    }
-    return check_config(row | changes, "test")
-
-
-def run(config, folder, **options):
-    with Run(config, folder, **options) as opened:
-        train(opened)
-    return timeless(folder)
-
-
-def timeless(folder):
-    """All metrics but times, exactly as recorded."""
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 def test_a_run_leaves_a_folder_that_tells_everything(model, tmp_path):
@@ -91,15 +48,6 @@ def test_a_run_leaves_a_folder_that_tells_everything(model, tmp_path):
 
 def test_the_same_run_again_gives_the_same_numbers(model, tmp_path):
     assert run(settings(model), tmp_path / "a" / "x") == run(settings(model), tmp_path / "b" / "x")
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path):
-    whole = run(settings(model), tmp_path / "a" / "x")
-    run(settings(model, steps=2), tmp_path / "b" / "x")
-    assert run(settings(model), tmp_path / "b" / "x", resume=True) == whole
-    assert (
-        read_episodes(tmp_path / "a/x/episodes.jsonl").keys() == read_episodes(tmp_path / "b/x/episodes.jsonl").keys()
-    )
 
 
 def test_micro_batches_change_no_metric_but_rounding(model, tmp_path):
@@ -163,13 +111,6 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     assert {key.run for key in keys} >= {"x", "x/refill-1"}
 
 
-def test_a_refilled_run_resumes_where_it_drew(model, tmp_path):
-    change = {"loss": {"refill": True}, "group_size": 2, "steps": 4}
-    whole = run(settings(model, **change), tmp_path / "a" / "x")
-    run(settings(model, **change | {"steps": 2}), tmp_path / "b" / "x")
-    assert run(settings(model, **change), tmp_path / "b" / "x", resume=True) == whole
-
-
 def test_the_reference_is_reset_with_the_optimizer_and_survives_a_resume(model, tmp_path):
     """ProRL. After a reset the KL to the reference starts from 0 again."""
     change = {"loss": {"kl_coef": 0.01, "reset_every": 2}, "steps": 5, "eval_every": 0}
@@ -192,91 +133,6 @@ def test_epochs_go_through_a_round_again(model, tmp_path):
     change = {"steps": 1, "minibatches": 2, "eval_every": 0}
     once, twice = (run(settings(model, **change, loss={"epochs": n}), tmp_path / str(n)) for n in (1, 2))
     assert twice[0]["policy/updates"] == 2 * once[0]["policy/updates"]
-
-
-def kill_loop(model, folder, kills, env=TOY):
-    """Kill training processes at random moments until so many have landed; every run, resumed, equals a whole one."""
-    toml = folder / "config.toml"
-    toml.write_text(
-        f'env = "{env}"\nmodel = "{model}"\nsteps = 8\ntasks_per_step = 4\ngroup_size = 4\nlearning_rate = 1e-3\n'
-        "deterministic = true\neval_every = 3\nheld_out = {tasks = 6, samples = 2}\nsave_every = 2\nminibatches = 2\n"
-    )
-    chance = random.Random(7)
-    command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--resume"]
-    whole = subprocess.run([*command, "--out", str(folder / "a/x")], capture_output=True, text=True, timeout=200)
-    assert whole.returncode == 0, whole.stderr
-    while kills > 0:
-        run = folder / f"killed-{kills}" / "x"
-        landed = killed_and_resumed([*command, "--out", str(run)], run / "metrics.jsonl", kills, chance)
-        assert timeless(run) == timeless(folder / "a/x")
-        assert read_episodes(run / "episodes.jsonl").keys() == read_episodes(folder / "a/x/episodes.jsonl").keys()
-        kills -= landed
-
-
-def killed_and_resumed(command, metrics, kills, chance):
-    """Start a run again and again until it ends, killing it at most `kills` times; returns how many kills landed."""
-    landed = 0
-    while True:
-        with process(*command, stderr=subprocess.PIPE) as trains:
-            if landed < kills:
-                before, size = time.monotonic(), metrics.stat().st_size if metrics.exists() else 0
-                # Wait until it trains again, then let it live for a moment: most kills hit a round, not the start.
-                while trains.poll() is None and time.monotonic() - before < 60:
-                    if metrics.exists() and metrics.stat().st_size > size:
-                        break
-                    time.sleep(0.01)
-                time.sleep(chance.random() * 0.4)
-                trains.send_signal(signal.SIGKILL)
-            _, errors = trains.communicate(timeout=200)
-        if trains.returncode == 0:
-            return landed
-        assert trains.returncode == -signal.SIGKILL, errors.decode()
-        landed += 1
-
-
-def test_killed_twice_and_resumed(model, tmp_path):
-    kill_loop(model, tmp_path, 2)
-
-
-@pytest.mark.long
-def test_killed_ten_times_and_resumed(model, tmp_path, bubblewrap):
-    kill_loop(model, tmp_path, 10, TOY.replace(":Parity", ":SandboxParity"))
-
-
-def test_a_checkpoint_is_whole_or_absent(model, tmp_path):
-    run(settings(model, steps=3, keep_last=2), tmp_path / "a")
-    assert [found.step for found in checkpoint.checkpoints(tmp_path / "a")] == [2, 3]
-    (tmp_path / "a/checkpoints/.step_4.1").mkdir()
-    (tmp_path / "a/checkpoints/.step_4.1/model").mkdir()
-    assert checkpoint.latest(tmp_path / "a").step == 3
-    checkpoint.prune(tmp_path / "a", 1)
-    assert [path.name for path in (tmp_path / "a/checkpoints").iterdir()] == ["step_3"]
-
-
-def test_what_a_resumed_run_writes_again_is_set_aside(model, tmp_path):
-    folder = tmp_path / "b" / "x"
-    whole = run(settings(model, save_every=2), tmp_path / "a" / "x")
-    run(settings(model, steps=3, save_every=2), folder)
-    shutil.rmtree(folder / "checkpoints" / "step_3")
-    rows, episodes = read_metrics(folder / "metrics.jsonl"), read_episodes(folder / "episodes.jsonl")
-    with Run(settings(model, save_every=2), folder, resume=True) as opened:
-        assert opened.start == 2 and [row["step"] for row in opened.history()] == [0, 1, 2]
-        left = read_episodes(folder / "episodes.jsonl")
-        assert {key.step for key in left if key.run == "x"} == {0, 1}
-        assert {key.step for key in left if key.run == "x/eval"} == {0, 2}
-        aside = read_episodes(folder / "episodes.jsonl.redone")
-        assert left.keys() | aside.keys() == episodes.keys() and not left.keys() & aside.keys()
-        assert read_metrics(folder / "metrics.jsonl.redone") == rows[3:]
-        train(opened)
-    assert timeless(folder) == whole
-
-
-def test_a_resumed_run_stays_the_same_run(model, tmp_path):
-    run(settings(model, steps=1), tmp_path / "a")
-    with pytest.raises(ConfigError, match="run with seed=0, not 1: resume it with that"):
-        Run(settings(model, seed=1), tmp_path / "a", resume=True)
-    with Run(settings(model, learning_rate=5e-4), tmp_path / "a", resume=True) as opened:
-        assert opened.changed == {"steps": (1, 5), "learning_rate": (1e-3, 5e-4)}
 
 
 def test_nothing_is_held_out_where_there_is_one_split(model, tmp_path, monkeypatch):
@@ -357,7 +213,6 @@ def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
     with Run(settings(model, env=always, steps=9, eval_every=0), tmp_path / "a") as opened, said:
         train(opened)
     assert len(timeless(tmp_path / "a")) == 5
-    assert callable(why_quiet)
 
 
 def test_settings_are_few():
@@ -411,7 +266,7 @@ def test_a_model_folder_without_tokenizer_is_named(model, tmp_path):
 
 def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     toml = tmp_path / "c.toml"
-    toml.write_text(f'env = "{TOY}"\nmodel = "{model}"\nsteps = 1\ntasks_per_step = 2\ngroup_size = 2\n')
+    toml.write_text(f'env = "{PARITY}"\nmodel = "{model}"\nsteps = 1\ntasks_per_step = 2\ngroup_size = 2\n')
     first = run_training(toml, tmp_path / "r", overrides=["save_every=1"])
     again = run_training(toml, tmp_path / "r", overrides=["steps=2", "save_every=1"], resume=True)
     assert (first["steps"], again["steps"]) == (1, 2)
@@ -423,7 +278,7 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
 
 def test_the_command_plans_without_writing_and_names_a_wrong_tracker(model, tmp_path):
     toml, out = tmp_path / "c.toml", tmp_path / "r"
-    toml.write_text(f'env = "{TOY}"\nmodel = "{model}"\ngroup_size = 2\n')
+    toml.write_text(f'env = "{PARITY}"\nmodel = "{model}"\ngroup_size = 2\n')
     command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--out", str(out)]
     done = subprocess.run([*command, "--plan"], capture_output=True, text=True, timeout=280)
     plan = json.loads(done.stdout.splitlines()[-1])
