@@ -1,4 +1,6 @@
-"""agentrl: tool-use environments, hidden-test verifiers and trajectory-level GRPO for language-model agents."""
+"""agentrl: tool-use environments, hidden-test verifiers and trajectory-level GRPO for
+language-model agents.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from agentrl.errors import UserError as UserError
     from agentrl.registry import make as make
     from agentrl.registry import register as register
-    from agentrl.rollout import play as play
+    from agentrl.rollout.play import play as play
     from agentrl.tools import tool as tool
     from agentrl.trajectory import Episode as Episode
     from agentrl.trajectory import Group as Group
@@ -53,7 +55,7 @@ _HOMES = {
     "Trajectory": "trajectory",
     "UserError": "errors",
     "make": "registry",
-    "play": "rollout",
+    "play": "rollout.play",
     "register": "registry",
     "tool": "tools",
 }
@@ -70,7 +72,9 @@ def __getattr__(name: str) -> Any:
 
 
 class _GymnasiumHook(MetaPathFinder):
-    """Registers our environments when gymnasium is imported: it reads no entry points, and is slow to import here."""
+    """Registers our environments when gymnasium is imported: it reads no entry points, and is slow
+    to import here.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "gymnasium.envs":

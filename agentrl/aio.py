@@ -1,4 +1,6 @@
-"""Where threads and event loops meet: one background loop for synchronous callers, and threads for plain functions."""
+"""Where threads and event loops meet: one background loop for synchronous callers, and threads for
+plain functions.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and wait for it; an interrupt cancels it and waits for its clean-up."""
+        """Run a coroutine on the loop and wait for it; an interrupt cancels it and waits for its
+        clean-up.
+        """
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("the loop thread is closed")
@@ -81,7 +85,9 @@ async def _cancel_all() -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether somebody asked the current task to stop: tells its own cancellation from a CancelledError of its work."""
+    """Whether somebody asked the current task to stop: tells its own cancellation from a
+    CancelledError of its work.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -89,7 +95,8 @@ def is_cancelled() -> bool:
 class _Workers:
     """Daemon threads, as many as there is work at the same time; one that is idle for a while ends.
 
-    A bounded pool will not do: a function that hangs would hold its place for good, others would wait for their turn
+    A bounded pool will not do: a function that hangs would hold its place for good, others would
+        wait for their turn
     while their own time runs out, and the interpreter would wait for it at exit.
     """
 
@@ -103,7 +110,9 @@ class _Workers:
             inbox = self._idle.pop() if self._idle else None
         if inbox is None:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name="agentrl-worker", daemon=True).start()
+            threading.Thread(
+                target=self._work, args=(inbox,), name="agentrl-worker", daemon=True
+            ).start()
         inbox.put(job)
 
     def _work(self, inbox: queue.SimpleQueue[_Job]) -> None:

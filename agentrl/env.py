@@ -1,6 +1,7 @@
 """ToolEnv: what an environment author writes. One instance plays one episode at a time.
 
-Authors write messages and tools, never tokens; the instance sees a TaskView, never the hidden part or the oracle.
+Authors write messages and tools, never tokens; the instance sees a TaskView, never the hidden part
+or the oracle.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Step:
     end: EndReason | None = None
 
 
-def _with_artifacts(tasks: Callable[[ToolEnv, str, int], Iterator[Task]]) -> Callable[..., Iterator[Task]]:
+def _with_artifacts(
+    tasks: Callable[[ToolEnv, str, int], Iterator[Task]],
+) -> Callable[..., Iterator[Task]]:
     """So that verifiers, admission and audit see what leaves the sandbox, wherever it was declared."""
 
     @functools.wraps(tasks)
@@ -57,17 +60,23 @@ class ToolEnv:
         limits: when an episode is cut short.
         needs_sandbox: whether tools run code or touch files (then `self.sandbox` is there).
         sandbox_limits: memory, disk, processors and the like of one sandbox.
-        network: hosts that its sandboxes may reach over HTTP and HTTPS; none unless said, and then on docker alone.
-        isolation: "reset" lends a sandbox that others had, after a verified reset; "fresh" one that nobody had.
-        needs: what its code has to do that sandboxes refuse, of "ptrace" and "sysvipc"; such a sandbox is a fresh one.
-        untrusted: whether its own code is; then no sandbox without a boundary is taken, unless the pool is told to.
+        network: hosts that its sandboxes may reach over HTTP and HTTPS; none unless said, and then
+            on docker alone.
+        isolation: "reset" lends a sandbox that others had, after a verified reset; "fresh" one that
+            nobody had.
+        needs: what its code has to do that sandboxes refuse, of "ptrace" and "sysvipc"; such a
+            sandbox is a fresh one.
+        untrusted: whether its own code is; then no sandbox without a boundary is taken, unless the
+            pool is told to.
         endless: whether its splits never end.
-        screened: whether a task is played only if its reference passes and doing nothing does not; tasks with hidden
-            tests are screened in any case.
-        one_split: whether "train" and "test" are the same tasks, on purpose; good for evaluation alone.
+        screened: whether a task is played only if its reference passes and doing nothing does not;
+            tasks with hidden tests are screened in any case.
+        one_split: whether "train" and "test" are the same tasks, on purpose; good for evaluation
+            alone.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
 
-    What a subclass defines: `tasks`; methods marked with `@tool`; and, if wanted, `prompt`, `setup`, `on_text`,
+    What a subclass defines: `tasks`; methods marked with `@tool`; and, if wanted, `prompt`,
+        `setup`, `on_text`,
     `oracle_actions`.
     """
 
@@ -91,7 +100,9 @@ class ToolEnv:
     rng: random.Random
 
     def __init_subclass__(cls) -> None:
-        """A verifier that is a plain function stays one, and no method; tasks have the artifacts of their class."""
+        """A verifier that is a plain function stays one, and no method; tasks have the artifacts of
+        their class.
+        """
         super().__init_subclass__()
         if inspect.isfunction(cls.__dict__.get("verifier")):
             cls.verifier = staticmethod(cls.__dict__["verifier"])
@@ -99,7 +110,9 @@ class ToolEnv:
             cls.tasks = _with_artifacts(cls.__dict__["tasks"])  # type: ignore[method-assign]
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        """Yield the tasks of a split ("train" or "test") in an order that `seed` fixes; it may never end."""
+        """Yield the tasks of a split ("train" or "test") in an order that `seed` fixes; it may
+        never end.
+        """
         raise ContractError(f"{type(self).__name__} does not define tasks(split, seed)")
 
     def prompt(self) -> list[Message]:
@@ -108,20 +121,25 @@ class ToolEnv:
         return [*opening, Message.user(self.task.instruction)]
 
     async def setup(self) -> None:
-        """Prepare the start state, after the task's files are in the sandbox. Use `self.rng` for chance."""
+        """Prepare the start state, after the task's files are in the sandbox. Use `self.rng` for
+        chance.
+        """
 
     async def on_text(self, message: Message) -> Step:
         """Answer a turn without tool calls; by default it is the final answer."""
         return Step(end=EndReason.ANSWERED)
 
     def oracle_actions(self, task: Task) -> Iterable[Message]:
-        """Turns that solve the task; by default `oracle.calls`, a list of {"name", "arguments"}, or `oracle.answer`."""
+        """Turns that solve the task; by default `oracle.calls`, a list of {"name", "arguments"}, or
+        `oracle.answer`.
+        """
         for call in task.oracle.get("calls", ()):
             yield Message.assistant("", ToolCall(call["name"], call["arguments"]))
         if "answer" in task.oracle:
             yield Message.assistant(str(task.oracle["answer"]))
 
-    # What follows is the engine room: environments call `finish`, everything else is for the rollout.
+    # What follows is the engine room: environments call `finish`, everything else is for the
+    # rollout.
 
     @property
     def sandbox(self) -> Sandbox:
@@ -131,7 +149,9 @@ class ToolEnv:
             ContractError: the environment did not ask for one with `needs_sandbox = True`.
         """
         if self._sandbox is None:
-            raise ContractError(f"{self.id or type(self).__name__} has no sandbox: set needs_sandbox = True")
+            raise ContractError(
+                f"{self.id or type(self).__name__} has no sandbox: set needs_sandbox = True"
+            )
         return self._sandbox
 
     @property
@@ -143,36 +163,46 @@ class ToolEnv:
         """End the episode after the current tool call.
 
         Raises:
-            ContractError: the reason names a failure of the machinery, which only the machinery can find.
+            ContractError: the reason names a failure of the machinery, which only the machinery can
+                find.
         """
         self._end = self._checked(reason)
 
     def open_pool(self, sandbox: str = "auto", size: int | None = None) -> Pool:
-        """Sandboxes of the named backend with the limits and the network of this environment; nothing starts yet.
+        """Sandboxes of the named backend with the limits and the network of this environment;
+        nothing starts yet.
 
         Raises:
-            ConfigError: the backend does not exist or cannot be used here, is no boundary although this environment
-                is untrusted, or cannot keep agents to the hosts of `network`.
+            ConfigError: the backend does not exist or cannot be used here, is no boundary although
+                this environment is untrusted, or cannot keep agents to the hosts of `network`.
         """
         pool = open_pool(sandbox, size, self.sandbox_limits, allow=self.network)
         pool.check_trust(self.untrusted)
         return pool
 
     def borrow(self, pool: SandboxPool | None) -> AbstractAsyncContextManager[Sandbox | None]:
-        """A sandbox of the kind that this environment asks for, for an `async with` block; None where it needs none."""
+        """A sandbox of the kind that this environment asks for, for an `async with` block; None
+        where it needs none.
+        """
         if not self.needs_sandbox or pool is None:
             return nullcontext()
-        return pool.lease("agent", isolation=self.isolation, needs=self.needs, untrusted=self.untrusted)
+        return pool.lease(
+            "agent", isolation=self.isolation, needs=self.needs, untrusted=self.untrusted
+        )
 
-    async def reset(self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None) -> tuple[Message, ...]:
-        """Start an episode and return its opening messages. Equal task and seed give an equal start state.
+    async def reset(
+        self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None
+    ) -> tuple[Message, ...]:
+        """Start an episode and return its opening messages. Equal task and seed give an equal start
+        state.
 
         Raises:
             ContractError: the environment needs a sandbox and got none.
         """
         if self.needs_sandbox and sandbox is None:
             raise ContractError(
-                f"{self.id} needs a sandbox: choose one with sandbox='bubblewrap', 'docker' or 'process'"
+                f"{self.id} needs a sandbox: choose one with sandbox='bubblewrap', 'docker' or"
+                " 'process'"
             )
         self.task = task.view()
         self.rng = random.Random(seed)
@@ -180,7 +210,9 @@ class ToolEnv:
         self._outcomes: Counter[str] = Counter()
         self._by_tool: Counter[str] = Counter()
         self._started = time.monotonic()
-        self._bound: dict[str, Tool] = {name: entry.bind(self) for name, entry in tools_of(type(self)).items()}
+        self._bound: dict[str, Tool] = {
+            name: entry.bind(self) for name, entry in tools_of(type(self)).items()
+        }
         if sandbox is not None and task.files:
             await sandbox.put({path: text.encode() for path, text in task.files.items()})
         await self.setup()
@@ -193,7 +225,8 @@ class ToolEnv:
 
         Raises:
             InfraError: the sandbox or another part below a tool is gone.
-            ContractError: `on_text` answers nothing and goes on, or ends the episode as a failure of the machinery.
+            ContractError: `on_text` answers nothing and goes on, or ends the episode as a failure
+                of the machinery.
         """
         self._turns += 1
         if not action.tool_calls:
@@ -204,7 +237,9 @@ class ToolEnv:
                 return Step(tuple(observations), EndReason.MAX_TOOL_CALLS)
             result = await call_tool(self._bound, call, self.limits.tool_s)
             self._count(call.name if isinstance(call, ToolCall) else "", result)
-            observations.append(Message.tool(clip_text(result.text, self.limits.observation_chars), call))
+            observations.append(
+                Message.tool(clip_text(result.text, self.limits.observation_chars), call)
+            )
             if self._end is None and self._outcomes["bad_call"] >= self.limits.bad_calls:
                 self._end = EndReason.FORMAT_ERROR
             if self._end is not None:
@@ -215,7 +250,9 @@ class ToolEnv:
         step = await self.on_text(action)
         end = self._checked(step.end or self._end)
         if end is None and not step.messages:
-            raise ContractError(f"{self.id}.on_text gave no message and no end: the policy would speak to nobody")
+            raise ContractError(
+                f"{self.id}.on_text gave no message and no end: the policy would speak to nobody"
+            )
         return replace(step, end=end)
 
     async def collect(self) -> dict[str, bytes]:
@@ -227,7 +264,9 @@ class ToolEnv:
         return await self._sandbox.get(names)
 
     def counts(self) -> Counts:
-        """What happened so far in this episode (tokens are the policy's to count); all zero before `reset`."""
+        """What happened so far in this episode (tokens are the policy's to count); all zero before
+        `reset`.
+        """
         if not self._started:
             return Counts()
         errors = self._outcomes.total() - self._outcomes["ok"]
@@ -268,7 +307,10 @@ class ToolEnv:
 
     def _checked(self, end: EndReason | None) -> EndReason | None:
         if end is not None and end.ending is Ending.FAILED:
-            raise ContractError(f"{self.id} ends an episode as {end.value}: raise an InfraError where machinery fails")
+            raise ContractError(
+                f"{self.id} ends an episode as {end.value}: raise an InfraError where machinery"
+                " fails"
+            )
         return end
 
     _sandbox: Sandbox | None = None

@@ -1,19 +1,19 @@
 """Every failure has a name, after the border it crossed.
 
     AgentRLError
-    ├── UserError            bad input: one sentence with the field, the value and the fix; exit code 2
-    │   ├── ConfigError          a setting or a command-line value
-    │   ├── TaskError            a task row that cannot be admitted
-    │   ├── ContractError        an environment, sandbox or verifier breaks its contract
-    │   └── TemplateError        a chat template or tokenizer that cannot carry exact tokens
-    ├── TrainingError        training cannot go on
-    └── InfraError           not the agent's doing: the episode gets no score and is counted apart
+    ├── UserError            bad input: one sentence with the field, the value and the fix; exit
+    code 2 │   ├── ConfigError          a setting or a command-line value │   ├── TaskError
+    a task row that cannot be admitted │   ├── ContractError        an environment, sandbox or
+    verifier breaks its contract │   └── TemplateError        a chat template or tokenizer that
+    cannot carry exact tokens ├── TrainingError        training cannot go on └── InfraError
+    not the agent's doing: the episode gets no score and is counted apart
         ├── SandboxLost          the place where code runs is gone
         ├── EngineError          sampling failed
         ├── ToolFault            a tool's own code is broken beyond answering the agent
         └── VerifierError        the judge failed, so there is no verdict
 
-A tool that raises, a command that exits 1, malformed JSON from the model: these are *values* which the agent
+A tool that raises, a command that exits 1, malformed JSON from the model: these are *values* which
+    the agent
 sees as an observation. Only what is listed here travels as an exception.
 """
 
@@ -73,7 +73,8 @@ class VerifierError(InfraError):
 
 @asynccontextmanager
 async def boundary(error: type[InfraError], what: str) -> AsyncIterator[None]:
-    """Name whatever escapes the block after the border it crossed; errors that already have a name pass.
+    """Name whatever escapes the block after the border it crossed; errors that already have a name
+    pass.
 
     Raises:
         error: any other exception, with `what` and the cause in its message.

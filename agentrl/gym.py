@@ -1,6 +1,8 @@
-"""The Gymnasium face of a ToolEnv: text actions, the 5-tuple, and an exception where infrastructure failed.
+"""The Gymnasium face of a ToolEnv: text actions, the 5-tuple, and an exception where infrastructure
+failed.
 
-The async environment runs on one background loop, so this works in a script, a notebook and a running event loop alike.
+The async environment runs on one background loop, so this works in a script, a notebook and a
+running event loop alike.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import gymnasium
 import numpy as np
 
 from agentrl.aio import LoopThread
+from agentrl.chat.parsers import PARSERS
 from agentrl.env import Step, ToolEnv
 from agentrl.errors import ConfigError, ToolFault, VerifierError, boundary
-from agentrl.parsers import PARSERS
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import Ending, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
@@ -25,7 +27,8 @@ _MAX_CHARS = 1_000_000
 
 
 class Text(gymnasium.Space[str]):
-    """Any text of at most `max_chars` characters; gymnasium's own Text space knows ASCII letters and digits only.
+    """Any text of at most `max_chars` characters; gymnasium's own Text space knows ASCII letters
+    and digits only.
 
     Args:
         max_chars: longest text of the space.
@@ -34,7 +37,9 @@ class Text(gymnasium.Space[str]):
 
     _ALPHABET = "abcdefghijklmnopqrstuvwxyz ABC 0123456789 \n.,:;()[]{}<>=+-*/'\"äßλ→漢😀"
 
-    def __init__(self, max_chars: int = _MAX_CHARS, examples: Iterable[str] = (), seed: int | None = None) -> None:
+    def __init__(
+        self, max_chars: int = _MAX_CHARS, examples: Iterable[str] = (), seed: int | None = None
+    ) -> None:
         self.max_chars = max_chars
         self.examples = tuple(examples)
         super().__init__((), np.str_, seed)
@@ -48,7 +53,9 @@ class Text(gymnasium.Space[str]):
         """An example half of the time (if there are any), else up to 40 random characters."""
         if self.examples and self.np_random.random() < 0.5:
             return self.examples[int(self.np_random.integers(len(self.examples)))]
-        picks = self.np_random.integers(len(self._ALPHABET), size=int(self.np_random.integers(1, 41)))
+        picks = self.np_random.integers(
+            len(self._ALPHABET), size=int(self.np_random.integers(1, 41))
+        )
         return "".join(self._ALPHABET[int(pick)] for pick in picks)[: self.max_chars]
 
     def contains(self, x: Any) -> bool:
@@ -56,7 +63,10 @@ class Text(gymnasium.Space[str]):
         return isinstance(x, str) and len(x) <= self.max_chars
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Text) and (self.max_chars, self.examples) == (other.max_chars, other.examples)
+        return isinstance(other, Text) and (self.max_chars, self.examples) == (
+            other.max_chars,
+            other.examples,
+        )
 
     def __repr__(self) -> str:
         return f"Text(max_chars={self.max_chars})"
@@ -66,7 +76,9 @@ _shared: LoopThread | None = None
 
 
 def _loop() -> LoopThread:
-    """The one loop on which all GymEnvs of this process run; a forked process, which has no threads, starts its own."""
+    """The one loop on which all GymEnvs of this process run; a forked process, which has no
+    threads, starts its own.
+    """
     global _shared
     if _shared is None or _shared.is_closed:
         _shared = LoopThread("agentrl-gym")
@@ -76,15 +88,16 @@ def _loop() -> LoopThread:
 class GymEnv(gymnasium.Env[str, str]):
     """A ToolEnv as `gymnasium.Env`.
 
-    `reset(options={"task": Task})` plays that task, `{"task_id": id}` looks one up among the first 10,000 of the split,
-    `{"split": "test"}` chooses the split (default "train"); otherwise the seed chooses the task. The reward is the
-    verifier's, given with the last step; `info` holds messages, tools, task id, and at the end `end_reason`,
-    `score_parts` and `why`. Time limits of single tools hold; the wall limit of an episode is the caller's to keep.
+    `reset(options={"task": Task})` plays that task, `{"task_id": id}` looks one up among the first
+    10,000 of the split, `{"split": "test"}` chooses the split (default "train"); otherwise the seed
+    chooses the task. The reward is the verifier's, given with the last step; `info` holds messages,
+    tools, task id, and at the end `end_reason`, `score_parts` and `why`. Time limits of single
+    tools hold; the wall limit of an episode is the caller's to keep.
 
     Args:
         make: builds the environment.
         open_pool: opens sandboxes, once, when the first episode needs one.
-        parser: how text becomes tool calls, a name of `agentrl.parsers.PARSERS`.
+        parser: how text becomes tool calls, a name of `agentrl.chat.parsers.PARSERS`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - declared so by gymnasium
@@ -111,7 +124,9 @@ class GymEnv(gymnasium.Env[str, str]):
         self._history: list[Message] = []
         self._opening = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Start an episode and return its opening text.
 
         Raises:
@@ -121,7 +136,9 @@ class GymEnv(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         unknown = set(options or {}) - {"task", "task_id", "split"}
         if unknown:
-            raise ConfigError(f"reset option {sorted(unknown)[0]!r} is unknown: use 'task', 'task_id' or 'split'")
+            raise ConfigError(
+                f"reset option {sorted(unknown)[0]!r} is unknown: use 'task', 'task_id' or 'split'"
+            )
         task_seed, env_seed = (int(self.np_random.integers(2**31)) for _ in range(2))
         self._task = None
         task = self._choose(options or {}, task_seed)
@@ -177,7 +194,9 @@ class GymEnv(gymnasium.Env[str, str]):
             for task in itertools.islice(self.env.tasks(split, 0), 10_000):
                 if task.id == options["task_id"]:
                     return task
-            raise ConfigError(f"task_id={options['task_id']!r} is not in split {split!r} of {self.env.id}")
+            raise ConfigError(
+                f"task_id={options['task_id']!r} is not in split {split!r} of {self.env.id}"
+            )
         first = next(iter(self.env.tasks(split, seed)), None)
         if first is None:
             raise ConfigError(f"{self.env.id} has no tasks in split {split!r}")
@@ -185,7 +204,9 @@ class GymEnv(gymnasium.Env[str, str]):
 
     async def _reset(self, task: Task, seed: int) -> tuple[Message, ...]:
         await self._leave()
-        self.env = self._make()  # a tool of the last episode that still runs must not reach into this one
+        self.env = (
+            self._make()
+        )  # a tool of the last episode that still runs must not reach into this one
         if self._pool is None:
             self._pool = self._open_pool()
         sandbox = await self._lease.enter_async_context(self.env.borrow(self._pool))
@@ -231,7 +252,9 @@ class GymEnv(gymnasium.Env[str, str]):
 
     def _info(self, messages: Iterable[Message]) -> dict[str, Any]:
         return {
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "messages": [
+                {"role": message.role, "content": message.content} for message in messages
+            ],
             "tools": [spec.schema() for spec in self.env.tools],
             "task_id": self._task.id if self._task else "",
         }
@@ -242,8 +265,10 @@ def _as_text(messages: Iterable[Message]) -> str:
 
 
 def _example_calls(env: ToolEnv) -> list[str]:
-    """One call without arguments per tool: valid where nothing is required, a known mistake elsewhere."""
-    from agentrl.parsers import FORMATTERS
+    """One call without arguments per tool: valid where nothing is required, a known mistake
+    elsewhere.
+    """
+    from agentrl.chat.parsers import FORMATTERS
     from agentrl.types import ToolCall
 
     return [FORMATTERS["hermes"]("", (ToolCall(spec.name, {}),)) for spec in env.tools]

@@ -1,6 +1,7 @@
 """Environments by id: the shipped ones, and those that other packages offer by entry point.
 
-A package offers environments in its pyproject.toml: `[project.entry-points."agentrl.environments"]` with lines
+A package offers environments in its pyproject.toml: `[project.entry-points."agentrl.environments"]`
+    with lines
 `my-env-v0 = "my_package.my_module:MyEnv"`. Nothing is imported before its id is asked for.
 """
 
@@ -44,7 +45,9 @@ def register(cls: type[ToolEnv]) -> type[ToolEnv]:
     if not cls.id:
         raise ConfigError(f"{cls.__name__}.id is empty: name it, with a version, as in 'my-env-v0'")
     if cls.id in _SHIPPED or _registered.get(cls.id, cls) is not cls:
-        raise ConfigError(f"environment id {cls.id!r} is taken: choose another id for {cls.__name__}")
+        raise ConfigError(
+            f"environment id {cls.id!r} is taken: choose another id for {cls.__name__}"
+        )
     _registered[cls.id] = cls
     if "gymnasium.envs" in sys.modules:
         register_gymnasium()
@@ -78,7 +81,9 @@ def environment(env_id: str) -> type[ToolEnv]:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"environment {env_id!r} cannot be loaded from {targets[env_id]!r}: {why}") from error
+        raise ConfigError(
+            f"environment {env_id!r} cannot be loaded from {targets[env_id]!r}: {why}"
+        ) from error
     return cls
 
 
@@ -90,7 +95,9 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
     """
     cls = environment(env_id)
     taken = inspect.signature(cls)
-    words = ", ".join(str(setting.replace(annotation=setting.empty)) for setting in taken.parameters.values())
+    words = ", ".join(
+        str(setting.replace(annotation=setting.empty)) for setting in taken.parameters.values()
+    )
     offer = f"its settings are {words}" if words else "it has no settings"
     try:
         taken.bind(**settings)
@@ -103,7 +110,8 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
         make()
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        # A TypeError about given values says nothing that a user could act on; about none it is the author's.
+        # A TypeError about given values says nothing that a user could act on; about none it is the
+        # author's.
         why = f"with {given}" if given and isinstance(error, TypeError) else f"({error})"
         raise ConfigError(f"environment {env_id!r} cannot be built {why}: {offer}") from error
     return make
@@ -133,16 +141,27 @@ def describe(env_id: str) -> dict[str, Any]:
 
     An environment of another package that cannot be loaded is a row too; `summary` says why.
     """
-    row: dict[str, Any] = {"id": env_id, "version": None, "tasks": None, "splits": {}, "sandbox": "unknown"}
+    row: dict[str, Any] = {
+        "id": env_id,
+        "version": None,
+        "tasks": None,
+        "splits": {},
+        "sandbox": "unknown",
+    }
     version = env_id.rpartition("-v")[2]
     row["version"] = int(version) if version.isdigit() else None
     try:
         cls = environment(env_id)
-        ids = {split: None if cls.endless else {task.id for task in cls().tasks(split, 0)} for split in _SPLITS}
+        ids = {
+            split: None if cls.endless else {task.id for task in cls().tasks(split, 0)}
+            for split in _SPLITS
+        }
     except Exception as error:  # noqa: BLE001 - another package's code
         return row | {"summary": f"cannot be used: {type(error).__name__}: {error}"}
     return row | {
-        "tasks": None if cls.endless else len(set().union(*(found or () for found in ids.values()))),
+        "tasks": None
+        if cls.endless
+        else len(set().union(*(found or () for found in ids.values()))),
         "splits": {split: None if found is None else len(found) for split, found in ids.items()},
         "sandbox": "required" if cls.needs_sandbox else "none",
         "summary": (cls.__doc__ or "").strip().partition("\n")[0],
@@ -150,14 +169,18 @@ def describe(env_id: str) -> dict[str, Any]:
 
 
 def register_gymnasium() -> None:
-    """Register every known id with gymnasium, as `agentrl/<id>`; done when both packages are imported."""
+    """Register every known id with gymnasium, as `agentrl/<id>`; done when both packages are
+    imported.
+    """
     from gymnasium.envs.registration import register as register_one
     from gymnasium.envs.registration import registry
 
     for env_id in environment_ids():
         if f"agentrl/{env_id}" not in registry:
             kwargs = {"env_id": env_id}
-            register_one(f"agentrl/{env_id}", "agentrl.registry:make", kwargs=kwargs, order_enforce=False)
+            register_one(
+                f"agentrl/{env_id}", "agentrl.registry:make", kwargs=kwargs, order_enforce=False
+            )
 
 
 def load_file(path: Path, what: str) -> ModuleType:
@@ -183,7 +206,9 @@ def load_file(path: Path, what: str) -> ModuleType:
     except AgentRLError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} file {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{what} file {path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 
@@ -191,23 +216,32 @@ def _from_file(target: str) -> type[ToolEnv]:
     file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "")
     path = Path(file)
     if path.is_file() and not name:
-        choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or f"{file}:ClassName"
+        choices = (
+            " or ".join(f"{file}:{found}" for found in _classes_in(path)) or f"{file}:ClassName"
+        )
         raise ConfigError(f"environment {target!r} names no class: give {choices}")
     cls = getattr(load_file(path, "environment"), name, None)
     if not (isinstance(cls, type) and issubclass(cls, ToolEnv)):
-        choices = " or ".join(f"{file}:{found}" for found in _classes_in(path)) or "one that derives from ToolEnv"
+        choices = (
+            " or ".join(f"{file}:{found}" for found in _classes_in(path))
+            or "one that derives from ToolEnv"
+        )
         raise ConfigError(f"{file} has no ToolEnv named {name!r}: give {choices}")
     return cls
 
 
 def _classes_in(path: Path) -> list[str]:
-    """Top-level classes of a file that derive from ToolEnv, read off its text: nothing is run to word an error."""
+    """Top-level classes of a file that derive from ToolEnv, read off its text: nothing is run to
+    word an error.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return []
     known = {"ToolEnv"}
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).rpartition(".")[2] in known for base in node.bases):
+        if isinstance(node, ast.ClassDef) and any(
+            ast.unparse(base).rpartition(".")[2] in known for base in node.bases
+        ):
             known.add(node.name)
     return sorted(known - {"ToolEnv"})

@@ -1,6 +1,8 @@
-"""`@tool` turns a typed method with a Google-style docstring into a tool; `call_tool` runs one for the agent.
+"""`@tool` turns a typed method with a Google-style docstring into a tool; `call_tool` runs one for
+the agent.
 
-Whatever the agent does wrong comes back as a short text of a fixed form, `error: <kind>: <sentence>`, and is counted.
+Whatever the agent does wrong comes back as a short text of a fixed form, `error: <kind>:
+<sentence>`, and is counted.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the agent can call, its description, and the model that its arguments must fit."""
+    """A function that the agent can call, its description, and the model that its arguments must
+    fit.
+    """
 
     spec: ToolSpec
     function: Callable[..., Any]
@@ -72,14 +76,20 @@ def tool(function: Function | None = None, *, effect: Effect = "read") -> Any:
 
     def mark(marked: Function) -> Function:
         if not inspect.getdoc(marked):
-            raise ContractError(f"tool {marked.__name__!r} needs a docstring: the model reads its first paragraph")
+            raise ContractError(
+                f"tool {marked.__name__!r} needs a docstring: the model reads its first paragraph"
+            )
         if next(iter(inspect.signature(marked).parameters), "") != "self":
-            raise ContractError(f"tool {marked.__name__!r} must be a method: its first parameter is self")
+            raise ContractError(
+                f"tool {marked.__name__!r} must be a method: its first parameter is self"
+            )
         for name, parameter in inspect.signature(marked).parameters.items():
             if name != "self" and parameter.annotation is inspect.Parameter.empty:
                 raise ContractError(f"tool {marked.__name__!r}: parameter {name!r} needs a type")
             if name != "self" and parameter.kind not in _NAMED:
-                raise ContractError(f"tool {marked.__name__!r}: parameter {name!r} must be one that can be named")
+                raise ContractError(
+                    f"tool {marked.__name__!r}: parameter {name!r} must be one that can be named"
+                )
         setattr(marked, _MARK, effect)
         return marked
 
@@ -110,7 +120,9 @@ def _find_tools(owner: type) -> dict[str, Tool]:
             elif name in marked and item is None:
                 del marked[name]
             elif name in marked:
-                raise ContractError(f"{base.__name__}.{name} overrides a tool: mark it with @tool or set it to None")
+                raise ContractError(
+                    f"{base.__name__}.{name} overrides a tool: mark it with @tool or set it to None"
+                )
     return {name: _build(name, function) for name, function in marked.items()}
 
 
@@ -118,13 +130,20 @@ def _build(name: str, function: Callable[..., Any]) -> Tool:
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise ContractError(f"tool {name!r}: {error}; its parameter types must be known in its module") from error
+        raise ContractError(
+            f"tool {name!r}: {error}; its parameter types must be known in its module"
+        ) from error
     summary, described = _read_docstring(inspect.getdoc(function) or "")
-    parameters = {key: item for key, item in inspect.signature(function).parameters.items() if key != "self"}
+    parameters = {
+        key: item for key, item in inspect.signature(function).parameters.items() if key != "self"
+    }
     unknown = set(described) - set(parameters)
     if unknown:
-        raise ContractError(f"tool {name!r}: its docstring describes {sorted(unknown)}, which it does not take")
-    # Fields have names of their own, since pydantic keeps some (`json`, `copy`, `model_...`) to itself.
+        raise ContractError(
+            f"tool {name!r}: its docstring describes {sorted(unknown)}, which it does not take"
+        )
+    # Fields have names of their own, since pydantic keeps some (`json`, `copy`, `model_...`) to
+    # itself.
     fields: dict[str, Any] = {
         _FIELD + key: (hints[key], Field(_default(item), alias=key, description=described.get(key)))
         for key, item in parameters.items()
@@ -137,7 +156,9 @@ def _build(name: str, function: Callable[..., Any]) -> Tool:
             schema = model.model_json_schema()
     except (PydanticUserError, TypeError, ValueError, UserWarning) as error:
         why = str(error).strip().partition("\n")[0]
-        raise ContractError(f"tool {name!r}: its parameters cannot be described in JSON: {why}") from error
+        raise ContractError(
+            f"tool {name!r}: its parameters cannot be described in JSON: {why}"
+        ) from error
     schema.pop("title", None)
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
@@ -166,7 +187,9 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return summary, described
 
 
-async def call_tool(tools: Mapping[str, Tool], call: ToolCall | BadCall, timeout_s: float) -> ToolResult:
+async def call_tool(
+    tools: Mapping[str, Tool], call: ToolCall | BadCall, timeout_s: float
+) -> ToolResult:
     """Run one call; plain functions run in a thread. Only broken infrastructure raises.
 
     Raises:
@@ -176,12 +199,17 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall | BadCall, timeout
         return _error("bad_call", call.why)
     chosen = tools.get(call.name)
     if chosen is None:
-        return _error("unknown_tool", f"no tool is named {call.name!r}; the tools are {', '.join(tools)}")
+        return _error(
+            "unknown_tool", f"no tool is named {call.name!r}; the tools are {', '.join(tools)}"
+        )
     try:
         arguments = chosen.arguments.model_validate_json(json.dumps(dict(call.arguments)))
     except (ValidationError, ValueError, TypeError, RecursionError) as error:
         return _error("bad_arguments", _why_refused(error))
-    values = {name.removeprefix(_FIELD): getattr(arguments, name) for name in chosen.arguments.model_fields}
+    values = {
+        name.removeprefix(_FIELD): getattr(arguments, name)
+        for name in chosen.arguments.model_fields
+    }
     clock = asyncio.timeout(timeout_s)
     try:
         async with clock:
@@ -193,8 +221,15 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall | BadCall, timeout
             raise
         return _raised(error)
     except TimeoutError as error:
-        return _error("timeout", f"{call.name} took longer than {timeout_s:g} s") if clock.expired() else _raised(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: what a tool raises is an answer to the agent
+        return (
+            _error("timeout", f"{call.name} took longer than {timeout_s:g} s")
+            if clock.expired()
+            else _raised(error)
+        )
+    except (
+        Exception,
+        SystemExit,
+    ) as error:
         return _raised(error)
 
 
@@ -206,11 +241,15 @@ async def _invoke(function: Callable[..., Any], values: Mapping[str, Any]) -> An
 
 
 def _text(result: object) -> str:
-    return _sayable(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str))
+    return _sayable(
+        result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    )
 
 
 def _sayable(text: str) -> str:
-    """The text with lone surrogates (a file name that is no UTF-8) replaced: no tokenizer takes them."""
+    """The text with lone surrogates (a file name that is no UTF-8) replaced: no tokenizer takes
+    them.
+    """
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

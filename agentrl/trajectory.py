@@ -1,7 +1,7 @@
 """Episode ⊃ Trajectory ⊃ Segment: what was said, token by token, and by whom.
 
-A token is trained if and only if it stands in a sampled segment that its trajectory owns. No mask is stored, so no
-mask can be wrong. Letters: B rows, T positions, G episodes of one group.
+A token is trained if and only if it stands in a sampled segment that its trajectory owns. No mask
+is stored, so no mask can be wrong. Letters: B rows, T positions, G episodes of one group.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class Segment:
     """A run of tokens with one author. Build it with `prompt`, `sampled` or `observation`.
 
     Attributes:
-        ids: token ids, exactly as they entered or left the engine; the stop token that was sampled included.
-        logprobs: for sampled tokens, log-probabilities under the distribution they were sampled from; else empty.
+        ids: token ids, exactly as they entered or left the engine; the stop token that was sampled
+            included.
+        logprobs: for sampled tokens, log-probabilities under the distribution they were sampled
+            from; else empty.
         version: policy version that sampled them; -1 for the other kinds.
         finish: why sampling stopped; None for the other kinds.
     """
@@ -48,7 +50,9 @@ class Segment:
             raise ValueError(f"token ids are not negative, as {min(self.ids)} is")
         if self.kind is not SegmentKind.SAMPLED:
             if self.logprobs or self.version != -1 or self.finish is not None:
-                raise ValueError(f"a {self.kind.value} segment has no logprobs, version or finish reason")
+                raise ValueError(
+                    f"a {self.kind.value} segment has no logprobs, version or finish reason"
+                )
             return
         if not self.ids:
             raise ValueError("a sampled segment has at least one token")
@@ -70,7 +74,9 @@ class Segment:
         return cls(SegmentKind.OBSERVATION, tuple(ids))
 
     @classmethod
-    def sampled(cls, ids: Sequence[int], logprobs: Sequence[float], version: int, finish: FinishReason) -> Self:
+    def sampled(
+        cls, ids: Sequence[int], logprobs: Sequence[float], version: int, finish: FinishReason
+    ) -> Self:
         """What the policy wrote."""
         return cls(SegmentKind.SAMPLED, tuple(ids), tuple(logprobs), version, finish)
 
@@ -81,7 +87,8 @@ class Trajectory:
 
     Attributes:
         segments: the whole branch from its prompt on.
-        shared: how many leading segments belong to an earlier branch; they are context here and trained there.
+        shared: how many leading segments belong to an earlier branch; they are context here and
+            trained there.
     """
 
     segments: tuple[Segment, ...]
@@ -93,7 +100,9 @@ class Trajectory:
         if any(segment.kind is SegmentKind.PROMPT for segment in self.segments[1:]):
             raise ValueError("a trajectory has one prompt segment")
         if not 0 <= self.shared <= len(self.segments):
-            raise ValueError(f"shared={self.shared} but the trajectory has {len(self.segments)} segments")
+            raise ValueError(
+                f"shared={self.shared} but the trajectory has {len(self.segments)} segments"
+            )
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
@@ -113,7 +122,9 @@ class Trajectory:
     def logprobs(self) -> tuple[float, ...]:
         """Sampling log-probabilities, 0.0 where nothing was sampled (length T)."""
         return tuple(
-            logprob for segment in self.segments for logprob in (segment.logprobs or (0.0,) * len(segment.ids))
+            logprob
+            for segment in self.segments
+            for logprob in segment.logprobs or (0.0,) * len(segment.ids)
         )
 
     @cached_property
@@ -153,7 +164,9 @@ class EpisodeKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened in an episode; all are counts but `wall_s` (seconds) and `usd` (US dollars; None: not known)."""
+    """What happened in an episode; all are counts but `wall_s` (seconds) and `usd` (US dollars;
+    None: not known).
+    """
 
     turns: int = 0
     tool_calls: int = 0
@@ -173,7 +186,8 @@ class Episode:
     Attributes:
         task: the task without its hidden part.
         start: fingerprint of the start state; equal for all episodes of a group.
-        trajectories: branches of history in the order they were opened; empty for policies that speak messages.
+        trajectories: branches of history in the order they were opened; empty for policies that
+            speak messages.
         messages: the conversation for people and message-level verifiers.
         artifacts: declared files, as they left the sandbox (base64 in records when not UTF-8).
         failure: what broke, when `end` is a failure.
@@ -201,7 +215,9 @@ class Episode:
                 earlier.segments[: branch.shared] == branch.segments[: branch.shared]
                 for earlier in self.trajectories[:index]
             ):
-                raise ValueError(f"branch {index} shares {branch.shared} segments that no earlier branch has")
+                raise ValueError(
+                    f"branch {index} shares {branch.shared} segments that no earlier branch has"
+                )
 
     @property
     def reward(self) -> float | None:
@@ -210,7 +226,9 @@ class Episode:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the score, shaping left out, reaches the task's threshold; None when infrastructure failed."""
+        """Whether the score, shaping left out, reaches the task's threshold; None when
+        infrastructure failed.
+        """
         return None if self.score.verdict is None else self.score.verdict >= self.task.threshold
 
     @property
@@ -219,18 +237,23 @@ class Episode:
         return self.end.ending is Ending.TRUNCATED
 
 
-def token_rewards(episode: Episode, weights: Mapping[str, float] | None = None) -> tuple[tuple[float, ...], ...]:
-    """The process rewards of an episode at their tokens: one row per branch, each as long as its ids.
+def token_rewards(
+    episode: Episode, weights: Mapping[str, float] | None = None
+) -> tuple[tuple[float, ...], ...]:
+    """The process rewards of an episode at their tokens: one row per branch, each as long as its
+    ids.
 
-    A turn's reward stands on the last token that was sampled in it, once, in the branch that owns it; every other
-    token has 0.0. Turn t is the t-th sampled segment of the branches in their order, shared ones left out.
+    A turn's reward stands on the last token that was sampled in it, once, in the branch that owns
+    it; every other token has 0.0. Turn t is the t-th sampled segment of the branches in their
+    order, shared ones left out.
 
     Args:
-        weights: of the named terms of `score.turns`; None weighs each 1.0, and a name that is missing counts 0.0.
+        weights: of the named terms of `score.turns`; None weighs each 1.0, and a name that is
+            missing counts 0.0.
 
     Raises:
-        ValueError: a term has rewards for other turns than were sampled; one more is fine for a last turn that a
-            limit ended before its first token.
+        ValueError: a term has rewards for other turns than were sampled; one more is fine for a
+            last turn that a limit ended before its first token.
     """
     owned = [
         segment.kind is SegmentKind.SAMPLED and index >= branch.shared
@@ -239,9 +262,14 @@ def token_rewards(episode: Episode, weights: Mapping[str, float] | None = None) 
     ]
     for name, rewards in episode.score.turns.items():
         if episode.trajectories and not sum(owned) <= len(rewards) <= sum(owned) + 1:
-            raise ValueError(f"process reward {name!r} has {len(rewards)} turns, but {sum(owned)} were sampled")
+            raise ValueError(
+                f"process reward {name!r} has {len(rewards)} turns, but {sum(owned)} were sampled"
+            )
     scale = dict.fromkeys(episode.score.turns, 1.0) if weights is None else weights
-    terms = [[scale.get(name, 0.0) * reward for reward in rewards] for name, rewards in episode.score.turns.items()]
+    terms = [
+        [scale.get(name, 0.0) * reward for reward in rewards]
+        for name, rewards in episode.score.turns.items()
+    ]
     totals, owns = (math.fsum(turn) for turn in zip(*terms, strict=False)), iter(owned)
     rows = []
     for branch in episode.trajectories:
@@ -269,7 +297,9 @@ class Group:
             raise ValueError(f"task {self.task.id}: two episodes of the group have one key")
         starts = {episode.start for episode in self.episodes if episode.start}
         if len(starts) > 1:
-            raise ValueError(f"task {self.task.id}: start states differ within the group ({sorted(starts)})")
+            raise ValueError(
+                f"task {self.task.id}: start states differ within the group ({sorted(starts)})"
+            )
 
     @property
     def task(self) -> TaskView:

@@ -19,7 +19,9 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model asked for; `arguments` is whatever JSON object it wrote, not yet checked."""
+    """One call that the model asked for; `arguments` is whatever JSON object it wrote, not yet
+    checked.
+    """
 
     name: str
     arguments: Mapping[str, Json]
@@ -28,7 +30,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Text that was meant as a tool call but is none; `why` is one fixed-form sentence for the agent."""
+    """Text that was meant as a tool call but is none; `why` is one fixed-form sentence for the
+    agent.
+    """
 
     text: str
     why: str
@@ -47,7 +51,9 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"only an assistant message can hold tool calls, not role={self.role!r}")
+            raise ValueError(
+                f"only an assistant message can hold tool calls, not role={self.role!r}"
+            )
 
     @classmethod
     def system(cls, content: str) -> Self:
@@ -67,7 +73,9 @@ class Message:
     @classmethod
     def tool(cls, content: str, call: ToolCall | BadCall) -> Self:
         """The result of one tool call."""
-        return cls("tool", content, name=getattr(call, "name", ""), tool_call_id=getattr(call, "id", ""))
+        return cls(
+            "tool", content, name=getattr(call, "name", ""), tool_call_id=getattr(call, "id", "")
+        )
 
 
 class Ending(Enum):
@@ -79,10 +87,11 @@ class Ending(Enum):
 
 
 class EndReason(Enum):
-    """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no score.
+    """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no
+    score.
 
-    WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic run, where the clock
-    must not decide a reward, so it counts as a failure of the machinery.
+    WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic
+    run, where the clock must not decide a reward, so it counts as a failure of the machinery.
     """
 
     SUBMITTED = "submitted"
@@ -110,7 +119,8 @@ class EndReason(Enum):
 
 _ENDING = {
     **dict.fromkeys(
-        (EndReason.SUBMITTED, EndReason.ANSWERED, EndReason.FORMAT_ERROR, EndReason.VIOLATION), Ending.TERMINATED
+        (EndReason.SUBMITTED, EndReason.ANSWERED, EndReason.FORMAT_ERROR, EndReason.VIOLATION),
+        Ending.TERMINATED,
     ),
     **dict.fromkeys(
         (
@@ -185,7 +195,8 @@ class TaskView(_Frozen):
 class Task(TaskView):
     """One frozen row: an instruction, a start state, how it is judged, and a reference solution.
 
-    `hidden` and `oracle` never enter the agent's sandbox, prompt, environment or logs: `view()` is what travels.
+    `hidden` and `oracle` never enter the agent's sandbox, prompt, environment or logs: `view()` is
+    what travels.
     """
 
     hidden: dict[str, Json] = {}
@@ -196,7 +207,11 @@ class Task(TaskView):
     def _default_artifacts(cls, row: Any) -> Any:
         """`artifacts` defaults to the keys of `oracle.files`."""
         if isinstance(row, dict) and "artifacts" not in row:
-            files = (row.get("oracle") or {}).get("files") if isinstance(row.get("oracle"), dict) else None
+            files = (
+                (row.get("oracle") or {}).get("files")
+                if isinstance(row.get("oracle"), dict)
+                else None
+            )
             if isinstance(files, dict):
                 return {**row, "artifacts": tuple(files)}
         return row
@@ -208,7 +223,8 @@ class Task(TaskView):
 
 
 def literal(value: Json) -> Any:
-    """Read a task-file value: `{"py": "<literal>"}` is a Python literal, lists and objects are read recursively.
+    """Read a task-file value: `{"py": "<literal>"}` is a Python literal, lists and objects are read
+    recursively.
 
     Raises:
         ValueError: the text behind `py` is not a literal.
@@ -233,9 +249,11 @@ class Score:
         value: reward of the episode, finite; or None.
         parts: named terms; a term that only informs has weight zero in `value`.
         why: one sentence for people; holds nothing hidden.
-        turns: named process rewards, one for each turn of the policy in order; they are no part of `value`.
-        unshaped: the value before shaping terms were added; None where there were none. Whether an episode passed is
-            read from this one, so that no shaping can make it pass, or take a pass away.
+        turns: named process rewards, one for each turn of the policy in order; they are no part of
+            `value`.
+        unshaped: the value before shaping terms were added; None where there were none. Whether an
+            episode passed is read from this one, so that no shaping can make it pass, or take a
+            pass away.
     """
 
     value: float | None
@@ -246,14 +264,21 @@ class Score:
 
     def __post_init__(self) -> None:
         if self.value is not None and not abs(self.value) < float("inf"):
-            raise ValueError(f"a score must be finite, not {self.value}; use Score.failed(why) for a broken verifier")
+            raise ValueError(
+                f"a score must be finite, not {self.value}; use Score.failed(why) for a broken"
+                " verifier"
+            )
         if self.value is None and not self.why:
             raise ValueError("a score without value must say why")
         for name, rewards in self.turns.items():
             if not all(abs(reward) < float("inf") for reward in rewards):
                 raise ValueError(f"process rewards must be finite, not {name}={rewards}")
-        if self.unshaped is not None and (self.value is None or not abs(self.unshaped) < float("inf")):
-            raise ValueError(f"unshaped={self.unshaped} must be finite, and a score without value has none")
+        if self.unshaped is not None and (
+            self.value is None or not abs(self.unshaped) < float("inf")
+        ):
+            raise ValueError(
+                f"unshaped={self.unshaped} must be finite, and a score without value has none"
+            )
 
     @property
     def verdict(self) -> float | None:
@@ -268,7 +293,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What the model is told of a tool: name, description, JSON schema of its arguments; and its declared effect."""
+    """What the model is told of a tool: name, description, JSON schema of its arguments; and its
+    declared effect.
+    """
 
     name: str
     description: str
@@ -289,9 +316,11 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When an episode is cut short. Tokens count what the policy sampled; the context limit is the engine's.
+    """When an episode is cut short. Tokens count what the policy sampled; the context limit is the
+    engine's.
 
-    The n-th unreadable call (`bad_calls`) ends the episode as a format error; every other limit truncates it.
+    The n-th unreadable call (`bad_calls`) ends the episode as a format error; every other limit
+    truncates it.
     """
 
     turns: int = 16

@@ -1,4 +1,6 @@
-"""Measure rows, print a table, write `bench.json`; a run of all rows also writes docs/benchmarks.md."""
+"""Measure rows, print a table, write `bench.json`; a run of all rows also writes
+docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from benchmarks.parts import page as document
 from benchmarks.row import Absent, Row, machine
 
 HERE = Path(__file__).resolve().parent
-NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("__init__", "__main__", "row"))
+NAMES = sorted(
+    path.stem for path in HERE.glob("*.py") if path.stem not in ("__init__", "__main__", "row")
+)
 COLUMNS = ("row", "ours", "theirs", "ratio", "unit", "n", "promise", "notes")
 PAGE = """\
 # Benchmarks
@@ -35,7 +39,10 @@ def main(wanted: Sequence[str]) -> None:
     """Measure the named rows, or all of them."""
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:
-        print(f"benchmarks: there is no row {unknown[0]!r}: use one of {', '.join(NAMES)}", file=sys.stderr)
+        print(
+            f"benchmarks: there is no row {unknown[0]!r}: use one of {', '.join(NAMES)}",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     rows: list[Row] = []
     for name in wanted or NAMES:
@@ -58,13 +65,25 @@ def page(rows: Sequence[Row]) -> str:
     """docs/benchmarks.md."""
     lines = "\n".join(f"| {' | '.join(_cells(row))} |" for row in rows)
     return PAGE.format(
-        machine=machine(), header=" | ".join(COLUMNS), rule=" | ".join(["---"] * len(COLUMNS)), rows=lines
+        machine=machine(),
+        header=" | ".join(COLUMNS),
+        rule=" | ".join(["---"] * len(COLUMNS)),
+        rows=lines,
     )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     theirs = "–" if row.theirs is None else f"{row.theirs:g}"
-    return (f"`{row.name}`", f"{row.ours:g}", theirs, f"{row.ratio:g}", row.unit, str(row.n), row.promise, row.notes)
+    return (
+        f"`{row.name}`",
+        f"{row.ours:g}",
+        theirs,
+        f"{row.ratio:g}",
+        row.unit,
+        str(row.n),
+        row.promise,
+        row.notes,
+    )
 
 
 def _print(rows: Sequence[Row]) -> None:

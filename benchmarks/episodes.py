@@ -1,8 +1,10 @@
-"""Whole episodes: scripted policy, 6 tool calls, hidden tests in a clean grader, 8 at a time, through `Rollouts`.
+"""Whole episodes: scripted policy, 6 tool calls, hidden tests in a clean grader, 8 at a time,
+through `Rollouts`.
 
-Episodes per second, in turns: ours through Docker, ours through bubblewrap, and theirs: the same environment, script,
-verifier and `Rollouts`, whose sandboxes are plain containers worked by `exec_run`, a fresh one for each episode and a
-fresh one for each grading (`benchmarks/parts/docker_exec.py`).
+Episodes per second, in turns: ours through Docker, ours through bubblewrap, and theirs: the same
+    environment, script,
+verifier and `Rollouts`, whose sandboxes are plain containers worked by `exec_run`, a fresh one for
+each episode and a fresh one for each grading (`benchmarks/parts/docker_exec.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from statistics import median
 from typing import Any
 
 from agentrl import Limits, Message, Task, ToolCall, ToolEnv, tool
-from agentrl.policies import Scripted
-from agentrl.rollout import Rollouts, Setting
+from agentrl.policies.base import Scripted
+from agentrl.rollout.play import Setting
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.sandboxes import open_pool
-from agentrl.verifiers.hidden_tests import hidden_tests
+from agentrl.verifiers.code.hidden_tests import hidden_tests
 from benchmarks.parts.docker_exec import PlainPool
 from benchmarks.parts.measuring import has, need
 from benchmarks.row import Row
@@ -42,8 +45,14 @@ class Repair(ToolEnv):
             yield Task(
                 id=f"repair-{number}",
                 instruction="Repair solution.py.",
-                files={"solution.py": text, "notes/README.md": f"Add two numbers: task {number}.\n"},
-                hidden={"entry_point": "add", "cases": [{"args": [one, 3], "expected": one + 3} for one in range(5)]},
+                files={
+                    "solution.py": text,
+                    "notes/README.md": f"Add two numbers: task {number}.\n",
+                },
+                hidden={
+                    "entry_point": "add",
+                    "cases": [{"args": [one, 3], "expected": one + 3} for one in range(5)],
+                },
                 artifacts=("solution.py",),
             )
             number += 1
@@ -73,9 +82,12 @@ def script(task: Task) -> Iterable[Message]:
 def measure(rounds: int = ROUNDS, share: float = 1.0) -> Sequence[Row]:
     need("docker")
     kinds = [kind for kind in EPISODES if kind == "theirs" or has(kind)]
-    pools: dict[str, Any] = {k: PlainPool(SLOTS) if k == "theirs" else open_pool(k, SLOTS) for k in kinds}
+    pools: dict[str, Any] = {
+        k: PlainPool(SLOTS) if k == "theirs" else open_pool(k, SLOTS) for k in kinds
+    }
     players = {
-        k: Rollouts(Setting(Repair, Scripted("script", script), pool), concurrency=SLOTS) for k, pool in pools.items()
+        k: Rollouts(Setting(Repair, Scripted("script", script), pool), concurrency=SLOTS)
+        for k, pool in pools.items()
     }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     supply, step = Repair().tasks("train", 0), 0
@@ -85,7 +97,9 @@ def measure(rounds: int = ROUNDS, share: float = 1.0) -> Sequence[Row]:
         for _ in range(rounds):
             for kind in kinds:
                 step += 1
-                rates[kind].append(play(players[kind], supply, max(SLOTS, int(EPISODES[kind] * share)), step))
+                rates[kind].append(
+                    play(players[kind], supply, max(SLOTS, int(EPISODES[kind] * share)), step)
+                )
     finally:
         for player in players.values():
             player.close()
@@ -96,11 +110,21 @@ def _row(kind: str, rates: dict[str, list[float]]) -> Row:
     name = "episodes" if kind == "docker" else f"episodes_{kind}"
     ours, theirs = median(rates[kind]), median(rates["theirs"])
     notes = (
-        f"{SLOTS} slots, {len(COMMANDS)} calls; a round is {EPISODES[kind]} episodes, of theirs {EPISODES['theirs']}"
+        f"{SLOTS} slots, {len(COMMANDS)} calls; a round is {EPISODES[kind]} episodes, of theirs"
+        f" {EPISODES['theirs']}"
     )
     promise = "at least 10 times as many" if kind == "docker" else ""
     ratio = round(ours / theirs, 2)
-    return Row(name, round(ours, 3), round(theirs, 3), ratio, "episodes/s", len(rates[kind]), promise, notes)
+    return Row(
+        name,
+        round(ours, 3),
+        round(theirs, 3),
+        ratio,
+        "episodes/s",
+        len(rates[kind]),
+        promise,
+        notes,
+    )
 
 
 def play(rollouts: Rollouts, supply: Iterator[Task], count: int, step: int) -> float:

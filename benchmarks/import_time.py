@@ -1,4 +1,6 @@
-"""`from agentrl import ToolEnv, tool, Task` in a fresh interpreter, beyond what the bare interpreter takes."""
+"""`from agentrl import ToolEnv, tool, Task` in a fresh interpreter, beyond what the bare
+interpreter takes.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The boundary between episodes: a verified reset and 200 files of 1 MB in all, against a new container with them.
+"""The boundary between episodes: a verified reset and 200 files of 1 MB in all, against a new
+container with them.
 
-Milliseconds from a used work area (the same files, and a process left behind) to a clean one with the files in it. Ours
-is `reset(files)`, one exchange that kills, wipes, compares the whole fingerprint with the start, and puts the files.
-Theirs is remove(force), create, start and unpack, in the faster of two ways (`benchmarks/parts/docker_exec.py`). Blocks
-of each kind take turns.
+Milliseconds from a used work area (the same files, and a process left behind) to a clean one with
+the files in it. Ours is `reset(files)`, one exchange that kills, wipes, compares the whole
+fingerprint with the start, and puts the files. Theirs is remove(force), create, start and unpack,
+in the faster of two ways (`benchmarks/parts/docker_exec.py`). Blocks of each kind take turns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from benchmarks.parts.docker_exec import PlainContainer
 from benchmarks.parts.measuring import has, need, spread
 from benchmarks.row import Row
 
-ROUNDS, BLOCK, SETTLE_S = 3, 25, 0.5  # long blocks: a pool at work resets one after the other, not after a rest
+ROUNDS, BLOCK, SETTLE_S = (
+    3,
+    25,
+    0.5,
+)  # long blocks: a pool at work resets one after the other, not after a rest
 FILES, BYTES = 200, 1_000_000
 WAYS = {"exec tar": False, "put_archive": True}
 LITTER = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo x > used"]
@@ -29,7 +34,9 @@ LITTER = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo x > used"]
 def work() -> dict[str, bytes]:
     """What an episode starts from: a small source tree."""
     chance = random.Random(0)
-    return {f"src/part{at // 20}/file{at}.py": chance.randbytes(BYTES // FILES) for at in range(FILES)}
+    return {
+        f"src/part{at // 20}/file{at}.py": chance.randbytes(BYTES // FILES) for at in range(FILES)
+    }
 
 
 def measure(rounds: int = ROUNDS) -> Sequence[Row]:
@@ -37,14 +44,26 @@ def measure(rounds: int = ROUNDS) -> Sequence[Row]:
     kinds = ["docker", *(["bubblewrap"] if has("bubblewrap") else [])]
     taken = asyncio.run(_measure(kinds, rounds))
     way = min(WAYS, key=lambda name: median(taken[name]))
-    rival, others = median(taken[way]), ", ".join(f"theirs by {name} {spread(taken[name])}" for name in WAYS)
+    rival, others = (
+        median(taken[way]),
+        ", ".join(f"theirs by {name} {spread(taken[name])}" for name in WAYS),
+    )
     rows = []
     for kind in kinds:
         name, ours = "reset" if kind == "docker" else f"reset_{kind}", median(taken[kind])
         notes = f"ours {spread(taken[kind])}, {others} ms"
         promise = "at least 30 times faster" if kind == "docker" else ""
         rows.append(
-            Row(name, round(ours, 4), round(rival, 4), round(rival / ours, 2), "ms", len(taken[kind]), promise, notes)
+            Row(
+                name,
+                round(ours, 4),
+                round(rival, 4),
+                round(rival / ours, 2),
+                "ms",
+                len(taken[kind]),
+                promise,
+                notes,
+            )
         )
     return rows
 
@@ -64,7 +83,9 @@ async def _measure(kinds: Sequence[str], rounds: int) -> dict[str, list[float]]:
             stack.callback(plains[way].remove)
         tars = {way: plain.pack(files) for way, plain in plains.items()}
         for number in range(rounds + 1):  # the first round warms up
-            time.sleep(SETTLE_S)  # what the daemon still does for removed containers is not charged to us
+            time.sleep(
+                SETTLE_S
+            )  # what the daemon still does for removed containers is not charged to us
             for kind, box in boxes.items():
                 values = [await _ours(box, files) for _ in range(BLOCK)]
                 taken[kind] += values if number else []

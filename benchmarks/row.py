@@ -38,7 +38,9 @@ class Row:
 
     def as_json(self) -> dict[str, object]:
         """The fields of `bench.json`."""
-        return {name: getattr(self, name) for name in ("name", "ours", "theirs", "ratio", "unit", "n")}
+        return {
+            name: getattr(self, name) for name in ("name", "ours", "theirs", "ratio", "unit", "n")
+        }
 
 
 def alone(name: str, ours: float, unit: str, n: int, *, promise: str, notes: str = "") -> Row:
@@ -51,6 +53,7 @@ def machine() -> str:
     """The shape of this machine, in one sentence."""
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return (
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {memory_gb:.0f} GB of memory, "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch {version('torch')}"
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {memory_gb:.0f} GB of memory,"
+        f" {platform.system()} {platform.release()}, Python {platform.python_version()}, torch"
+        f" {version('torch')}"
     )

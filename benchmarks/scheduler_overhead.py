@@ -1,6 +1,7 @@
 """What the rollout itself costs: 1,000 concurrent episodes of a tool that does nothing, records on.
 
-Wall time over environment steps. One step is one turn: the script's message, the check of the call's arguments, the
+Wall time over environment steps. One step is one turn: the script's message, the check of the
+    call's arguments, the
 tool, the observation. Opening, grading and the record of each episode are in the wall time too.
 """
 
@@ -13,9 +14,10 @@ from pathlib import Path
 from statistics import median
 
 from agentrl import Limits, Message, Score, Task, ToolCall, ToolEnv, tool
-from agentrl.policies import Scripted
-from agentrl.records import EpisodeWriter, read_episodes
-from agentrl.rollout import Rollouts, Setting
+from agentrl.policies.base import Scripted
+from agentrl.records.files import EpisodeWriter, read_episodes
+from agentrl.rollout.play import Setting
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.verifiers.base import Submission
 from benchmarks.row import Row, alone
 
@@ -55,7 +57,14 @@ def measure() -> Row:
         play(Path(folder) / "warm-up.jsonl")
         values = [play(Path(folder) / f"{number}.jsonl") for number in range(ROUNDS)]
     notes = f"{EPISODES} episodes at a time, {TURNS} steps each"
-    return alone("scheduler_overhead", median(values), "ms", ROUNDS, promise="at most 0.3 ms per step", notes=notes)
+    return alone(
+        "scheduler_overhead",
+        median(values),
+        "ms",
+        ROUNDS,
+        promise="at most 0.3 ms per step",
+        notes=notes,
+    )
 
 
 def play(records: Path) -> float:
@@ -72,5 +81,7 @@ def play(records: Path) -> float:
             rollouts.close()
     episodes = read_episodes(records).values()
     steps = sum(episode.counts.turns for episode in episodes)
-    assert steps == EPISODES * TURNS and all(episode.passed for episode in episodes), "an episode went wrong"
+    assert steps == EPISODES * TURNS and all(episode.passed for episode in episodes), (
+        "an episode went wrong"
+    )
     return elapsed / steps * 1e3

@@ -1,6 +1,8 @@
-"""One tool call: exec of `true` in a sandbox on lease, against the docker SDK's `exec_run` in a plain container.
+"""One tool call: exec of `true` in a sandbox on lease, against the docker SDK's `exec_run` in a
+plain container.
 
-Milliseconds of a call, in blocks that take turns: ours through Docker, ours through bubblewrap, theirs. Both containers
+Milliseconds of a call, in blocks that take turns: ours through Docker, ours through bubblewrap,
+    theirs. Both containers
 have the same image and flags (`benchmarks/parts/docker_exec.py`).
 """
 
@@ -31,7 +33,16 @@ def measure(rounds: int = ROUNDS) -> Sequence[Row]:
         notes = f"ours {spread(taken[kind])}, theirs {spread(taken['theirs'])} ms"
         promise = "at least 20 times faster" if kind == "docker" else ""
         rows.append(
-            Row(name, round(ours, 4), round(rival, 4), round(rival / ours, 2), "ms", len(taken[kind]), promise, notes)
+            Row(
+                name,
+                round(ours, 4),
+                round(rival, 4),
+                round(rival / ours, 2),
+                "ms",
+                len(taken[kind]),
+                promise,
+                notes,
+            )
         )
     return rows
 

@@ -1,7 +1,9 @@
-"""Memory of one optimizer step: its peak above the level with model and optimizer allocated, against TRL's trainer.
+"""Memory of one optimizer step: its peak above the level with model and optimizer allocated,
+against TRL's trainer.
 
-As `update_tokens`, a process for each side; here both have gradient checkpointing on, as TRL has by default: it is
-what needs least memory. Resident memory of the process; allocated memory of the accelerator where there is one.
+As `update_tokens`, a process for each side; here both have gradient checkpointing on, as TRL has by
+default: it is what needs least memory. Resident memory of the process; allocated memory of the
+accelerator where there is one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Tokens per second of one optimizer step on episodes of many turns, against TRL's GRPO trainer.
 
-Ours is the `update` of a training run, theirs `GRPOTrainer.train()` with generation replaced by the same rows
-(`benchmarks/parts/update_sides.py`): same model, dtype, loss, optimizer (fused AdamW) and padded tokens per
-micro-batch; steps take turns, and both gradients must have the same norm. TRL runs at its fastest: no gradient
-checkpointing, no reference model, old log-probabilities not computed again, its chunked output layer (always on; its
-Triton form and Hub kernels need a GPU). Tokens are those of the rows, without padding.
+Ours is the `update` of a training run, theirs `GRPOTrainer.train()` with generation replaced by the
+same rows (`benchmarks/parts/update_sides.py`): same model, dtype, loss, optimizer (fused AdamW) and
+padded tokens per micro-batch; steps take turns, and both gradients must have the same norm. TRL
+runs at its fastest: no gradient checkpointing, no reference model, old log-probabilities not
+computed again, its chunked output layer (always on; its Triton form and Hub kernels need a GPU).
+Tokens are those of the rows, without padding.
 """
 
 from __future__ import annotations
@@ -35,6 +36,6 @@ def measure(pairs: int = PAIRS) -> Row:
 def _told(one: Pairs) -> str:
     ours, theirs = (one.tokens_per_s(side) for side in ("ours", "theirs"))
     return (
-        f"{one.work.name} model, vocabulary {one.work.vocabulary}: {ours:.0f} against {theirs:.0f} tokens/s, "
-        f"{one.speed:.2f} times; {describe(one.batch)}; {utilisation(one)}"
+        f"{one.work.name} model, vocabulary {one.work.vocabulary}: {ours:.0f} against {theirs:.0f}"
+        f" tokens/s, {one.speed:.2f} times; {describe(one.batch)}; {utilisation(one)}"
     )

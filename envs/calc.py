@@ -11,8 +11,8 @@ from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Task
+from agentrl.verifiers.answers.text import numeric
 from agentrl.verifiers.base import Verifier
-from agentrl.verifiers.text import numeric
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -33,16 +33,20 @@ class Calculator(ToolEnv):
 
     def __init__(self, operations: int = 2, largest: int = 99) -> None:
         if not isinstance(operations, int) or not 1 <= operations <= 4:
-            raise ConfigError(f"calc-v0: operations={operations} must be a whole number from 1 to 4")
+            raise ConfigError(
+                f"calc-v0: operations={operations} must be a whole number from 1 to 4"
+            )
         if not isinstance(largest, int) or not 10 <= largest <= 10**9:
             raise ConfigError(f"calc-v0: largest={largest} must be a whole number from 10 to 10**9")
         self.operations = operations
         self.largest = largest
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        """Expressions without end; a split is a residue of the expression's text, so splits share none.
+        """Expressions without end; a split is a residue of the expression's text, so splits share
+        none.
 
-        With one operation on small numbers they do end: when a thousand draws in a row brought nothing new.
+        With one operation on small numbers they do end: when a thousand draws in a row brought
+            nothing new.
         """
         if split not in ("train", "test"):
             raise ConfigError(f"calc-v0: split={split!r} must be 'train' or 'test'")
@@ -77,7 +81,9 @@ class Calculator(ToolEnv):
         return str(_OPERATIONS[operation](left, right))
 
     def _expression(self, rng: random.Random) -> tuple[str, list[dict[str, object]], int]:
-        """Text, calculator calls and value of a random expression, worked from left to right in brackets."""
+        """Text, calculator calls and value of a random expression, worked from left to right in
+        brackets.
+        """
         value = rng.randint(1, self.largest)
         text = str(value)
         calls: list[dict[str, object]] = []

@@ -1,4 +1,6 @@
-"""code-v0: programming tasks from a task file; the agent writes files, hidden tests judge the declared ones."""
+"""code-v0: programming tasks from a task file; the agent writes files, hidden tests judge the
+declared ones.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from typing import ClassVar
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
-from agentrl.taskfile import read_tasks
+from agentrl.records.taskfile import read_tasks
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers.base import Verifier
+from agentrl.verifiers.code.hidden_tests import hidden_tests, met_a_limit
 from agentrl.verifiers.combine import remembered
-from agentrl.verifiers.hidden_tests import hidden_tests, met_a_limit
 
 _SHIPPED = Path(__file__).parent / "data" / "code_sample.jsonl"
 
@@ -24,9 +26,10 @@ class Code(ToolEnv):
     """Write the files that a task asks for; try them out in the sandbox; submit.
 
     Args:
-        tasks_file: JSON lines, one task each (see docs/verifiers.md); default: a few shipped examples.
-        held_out: share of the tasks, chosen by a hash of their content, that makes up the split "test"; 0 puts every
-            task in both splits.
+        tasks_file: JSON lines, one task each (see docs/verifiers.md); default: a few shipped
+            examples.
+        held_out: share of the tasks, chosen by a hash of their content, that makes up the split
+            "test"; 0 puts every task in both splits.
     """
 
     id: ClassVar[str] = "code-v0"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from agentrl import Limits, Task, ToolEnv, make, register, tool
-from agentrl.verifiers.text import numeric
+from agentrl.verifiers.answers.text import numeric
 
 Shelf = Literal["north", "south", "east"]
 
@@ -28,10 +28,16 @@ class Warehouse(ToolEnv):
             total = sum(shelves[shelf] for shelf in wanted)
             yield Task(
                 id=f"{split}-{seed}-{number}",
-                instruction=f"Order {split}-{number}: how many boxes stand on the shelves {' and '.join(wanted)}?",
+                instruction=(
+                    f"Order {split}-{number}: how many boxes stand on the shelves"
+                    f" {' and '.join(wanted)}?"
+                ),
                 metadata={"shelves": shelves},
                 hidden={"answer": total},
-                oracle={"calls": [{"name": "look", "arguments": {"shelf": s}} for s in wanted], "answer": total},
+                oracle={
+                    "calls": [{"name": "look", "arguments": {"shelf": s}} for s in wanted],
+                    "answer": total,
+                },
             )
 
     @tool

@@ -1,4 +1,6 @@
-"""Evaluate two policies that need no model: the reference solution must pass every task, doing nothing none."""
+"""Evaluate two policies that need no model: the reference solution must pass every task, doing
+nothing none.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ if __name__ == "__main__":
         plan = EvalPlan(factory("calc-v0", operations=3), policy=policy, split="test", limit=50)
         result = evaluate(plan)
         low, high = result["ci95"]["1"]
-        print(f"{policy}: pass@1 {result['pass_at']['1']:.3f} (95 % interval {low:.3f} to {high:.3f})")
         print(
-            f"  {result['n_tasks']} tasks, {result['n_failed_infra']} failed by infrastructure, {result['end_reasons']}"
+            f"{policy}: pass@1 {result['pass_at']['1']:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        )
+        print(
+            f"  {result['n_tasks']} tasks, {result['n_failed_infra']} failed by infrastructure,"
+            f" {result['end_reasons']}"
         )

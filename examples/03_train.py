@@ -1,4 +1,6 @@
-"""Train a tiny model on calc-v0: oracle episodes, a warm start, rounds of GRPO. Argument: a folder that keeps all."""
+"""Train a tiny model on calc-v0: oracle episodes, a warm start, rounds of GRPO. Argument: a folder
+that keeps all.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agentrl.chat import Chat
+from agentrl.chat.parsers import FORMATTERS
+from agentrl.chat.tokens import Chat
 from agentrl.engines.loading import load_model, load_tokenizer
-from agentrl.parsers import FORMATTERS
-from agentrl.policies import Scripted
+from agentrl.policies.base import Scripted
 from agentrl.registry import factory
-from agentrl.rollout import Rollouts, Setting
-from agentrl.trainers.optim import MuonAdamW
-from agentrl.trainers.session import run_training
-from agentrl.trainers.sft import demonstrations, sft
-from agentrl.trainers.tiny import build_model, build_tokenizer
+from agentrl.rollout.play import Setting
+from agentrl.rollout.rollouts import Rollouts
+from agentrl.trainers.models.optim import MuonAdamW
+from agentrl.trainers.models.tiny import build_model, build_tokenizer
+from agentrl.trainers.offline.sft import demonstrations, sft
+from agentrl.trainers.online.session import run_training
 
 SETTINGS = {"operations": 1, "largest": 10}
 CONFIG = """
@@ -40,11 +43,22 @@ def main(folder: Path) -> None:
     rollouts.close()
     episodes = [episode for group in groups for episode in group.episodes]
 
-    spoken = [FORMATTERS["hermes"](m.content, m.tool_calls) for episode in episodes for m in episode.messages]
+    spoken = [
+        FORMATTERS["hermes"](m.content, m.tool_calls)
+        for episode in episodes
+        for m in episode.messages
+    ]
     tokenizer = build_tokenizer(spoken)
     source = build_model(folder / "model", tokenizer, width=64, layers=1)
     model, chat = load_model(source), Chat(load_tokenizer(source))
-    sft(model, chat, demonstrations(episodes, chat, env.tools), steps=60, batch_size=32, optimizer=MuonAdamW)
+    sft(
+        model,
+        chat,
+        demonstrations(episodes, chat, env.tools),
+        steps=60,
+        batch_size=32,
+        optimizer=MuonAdamW,
+    )
     model.save_pretrained(source)
 
     (folder / "calc.toml").write_text(CONFIG.format(model=source))

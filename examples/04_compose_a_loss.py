@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from agentrl import Episode, Group, Score, Segment, TaskView, Trajectory
-from agentrl.trainers.advantages import group_advantages, rloo
-from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.losses import PolicyLoss, by_token, importance_ratio
-from agentrl.trainers.scoring import PolicyOutput
+from agentrl.trainers.algorithms.advantages import group_advantages, rloo
+from agentrl.trainers.algorithms.losses import PolicyLoss, by_token, importance_ratio
+from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import EndReason
 
 
 def capped_reinforce(output: PolicyOutput, batch: TokenBatch, *, cap: float = 1.05) -> Tensor:
-    """-min(ρ, cap)·A·log π with no gradient through ρ: far tokens still learn, with a capped weight."""
+    """-min(ρ, cap)·A·log π with no gradient through ρ: far tokens still learn, with a capped
+    weight.
+    """
     weight_BT = importance_ratio(output, batch).clamp(max=cap).detach()
     return -weight_BT * batch.advantages_BT * output.logprobs_BT
 

@@ -69,12 +69,13 @@ def open_pool(
     *,
     allow: Allow | Sequence[str] = (),
 ) -> Pool:
-    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that works, said when it
-    is used.
+    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that
+    works, said when it is used.
 
-    Nothing is started before the first lease. `process` is no boundary, so it refuses environments that say that
-    their code is untrusted; `trusted-process` is the same backend for whoever trusts them.
-    `allow` has the hosts that agents may reach over HTTP and HTTPS; only docker can keep them to these.
+    Nothing is started before the first lease. `process` is no boundary, so it refuses environments
+    that say that their code is untrusted; `trusted-process` is the same backend for whoever trusts
+    them. `allow` has the hosts that agents may reach over HTTP and HTTPS; only docker can keep them
+    to these.
 
     Raises:
         ConfigError: the backend does not exist or cannot be used here; the message names the fix.
@@ -89,14 +90,20 @@ def open_pool(
         raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, docker, process or auto")
     if allow:
         if name not in ("auto", "docker"):
-            raise ConfigError(f"sandbox={name!r} cannot keep agents to the hosts of allow=: use sandbox='docker'")
+            raise ConfigError(
+                f"sandbox={name!r} cannot keep agents to the hosts of allow=: use sandbox='docker'"
+            )
         name = "docker"
     network = allow if isinstance(allow, Allow) else Allow(*_listed(allow)) if allow else "none"
     problems: list[str] = []
     for kind in checks if name == "auto" else (name,):
         problem = checks[kind]()
         if problem is None:
-            notice = f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox" if problems else ""
+            notice = (
+                f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox"
+                if problems
+                else ""
+            )
             return Pool(_backend(kind, network), size, limits, trust=trust, notice=notice)
         problems.append(problem)
     raise ConfigError(f"sandbox={name!r} cannot be used: {problems[0]}")

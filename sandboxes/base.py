@@ -1,7 +1,9 @@
-"""The sandbox protocol: what every backend offers, whether it is a namespace, a container or a bare process.
+"""The sandbox protocol: what every backend offers, whether it is a namespace, a container or a bare
+process.
 
-A failing command is a value (`ExecResult`); a failing sandbox is an exception (`SandboxLost`). Bad arguments (a path
-outside the work area, a limit that is no limit) raise ValueError before anything runs.
+A failing command is a value (`ExecResult`); a failing sandbox is an exception (`SandboxLost`). Bad
+arguments (a path outside the work area, a limit that is no limit) raise ValueError before anything
+runs.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ class ExecResult:
     Attributes:
         stdout: at most the asked number of bytes: head and tail are kept.
         dropped: bytes of output that were cut from the middle of stdout and stderr together.
-        oom: whether the kernel ended a process meanwhile because the sandbox's memory was used up. Known only where
-            the sandbox has a memory cgroup; a limit per process shows as a failing allocation instead.
+        oom: whether the kernel ended a process meanwhile because the sandbox's memory was used up.
+            Known only where the sandbox has a memory cgroup; a limit per process shows as a failing
+            allocation instead.
     """
 
     exit_code: int | None
@@ -63,9 +66,11 @@ class SnapshotEntry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The tree of a work area as plain data, sorted by path; the first entry is the work area itself, as ".".
+    """The tree of a work area as plain data, sorted by path; the first entry is the work area
+    itself, as ".".
 
-    Owner, inodes and times are no part of it, nor are sockets, devices and FIFOs: equal trees give equal snapshots,
+    Owner, inodes and times are no part of it, nor are sockets, devices and FIFOs: equal trees give
+        equal snapshots,
     whatever sandbox they were taken from.
     """
 
@@ -82,7 +87,9 @@ class Snapshot:
         digest = hashlib.sha256()
         for entry in self.entries:
             name = entry.path.encode("utf-8", "surrogateescape")
-            digest.update(b"%d %s %o %d " % (len(name), entry.kind.encode(), entry.mode, len(entry.data)))
+            digest.update(
+                b"%d %s %o %d " % (len(name), entry.kind.encode(), entry.mode, len(entry.data))
+            )
             digest.update(name + entry.data)
         return digest.hexdigest()
 
@@ -96,12 +103,13 @@ class SandboxLimits:
     """What one sandbox may use. Memory is per process; output is per stream and command.
 
     Attributes:
-        memory_mb: of one process. Docker also bounds all processes and files: that, 1.25 `disk_mb` and 16 more.
+        memory_mb: of one process. Docker also bounds all processes and files: that, 1.25 `disk_mb`
+            and 16 more.
         disk_mb: of the work area and its temporary directory together.
         inodes: files and directories of each file system (docker).
         cpus: processor time per second (docker).
-        needs: what is refused unless it is needed: tracing of own processes, System V IPC. Their traces cannot be
-            undone, so a sandbox that permits them serves one episode only.
+        needs: what is refused unless it is needed: tracing of own processes, System V IPC. Their
+            traces cannot be undone, so a sandbox that permits them serves one episode only.
     """
 
     memory_mb: int = 512
@@ -116,7 +124,9 @@ class SandboxLimits:
 
     def __post_init__(self) -> None:
         if unknown := self.needs - set(get_args(Need)):
-            raise ValueError(f"sandbox needs {sorted(unknown)} are unknown; use {' or '.join(get_args(Need))}")
+            raise ValueError(
+                f"sandbox needs {sorted(unknown)} are unknown; use {' or '.join(get_args(Need))}"
+            )
         for name in self.__slots__:
             if name != "needs" and getattr(self, name) <= 0:
                 raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")
@@ -125,20 +135,23 @@ class SandboxLimits:
 class Session(Protocol):
     """A shell that keeps its directory, variables and functions from one command to the next.
 
-    Commands have /dev/null as their stdin, no terminal, and pipes for output. What a background job prints comes with
-    the output of a later command. The session is over when the sandbox is reset or restored.
+    Commands have /dev/null as their stdin, no terminal, and pipes for output. What a background job
+    prints comes with the output of a later command. The session is over when the sandbox is reset
+    or restored.
     """
 
     @property
     def alive(self) -> bool:
-        """Whether the shell outlived its last command; if not, the next one finds a new shell in the work area."""
+        """Whether the shell outlived its last command; if not, the next one finds a new shell in
+        the work area.
+        """
         ...
 
     async def run(self, command: str, *, timeout_s: float = 30.0) -> ExecResult:
         """Run a command line and wait until the shell is done with it, not for its background jobs.
 
-        A command that takes too long is ended with the shell and all that descends from it. When the shell itself
-        ends (`exit`, a signal), the result says how.
+        A command that takes too long is ended with the shell and all that descends from it. When
+        the shell itself ends (`exit`, a signal), the result says how.
 
         Raises:
             OSError: the session is over, or no shell can be started.
@@ -165,7 +178,8 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run a command in the work area and wait for its leader's exit (not for pipes to close).
 
-        `cwd` is a directory of the work area that no link leads to; without one there, exit code is 126.
+        `cwd` is a directory of the work area that no link leads to; without one there, exit code is
+        126.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
@@ -182,7 +196,9 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Read declared paths. What is missing, no regular file, behind a link or too large is left out."""
+        """Read declared paths. What is missing, no regular file, behind a link or too large is left
+        out.
+        """
         ...
 
     async def manifest(self) -> FileInfos:
@@ -193,7 +209,8 @@ class Sandbox(Protocol):
         """What is directly in a directory, sorted by path and without hashes (`sha256` is empty).
 
         Raises:
-            OSError: there is no such directory, a link leads to it, or it has more than 10,000 entries.
+            OSError: there is no such directory, a link leads to it, or it has more than 10,000
+                entries.
         """
         ...
 
@@ -206,7 +223,8 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> Snapshot:
-        """The work area's tree as it is now. Processes may be changing it meanwhile: `kill_all` first, to be sure.
+        """The work area's tree as it is now. Processes may be changing it meanwhile: `kill_all`
+        first, to be sure.
 
         Raises:
             OSError: over 32 MB, 10,000 entries or 64 levels.
@@ -214,18 +232,21 @@ class Sandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Kill every process, empty the work area, and make this tree in it, owned by whom commands run as.
+        """Kill every process, empty the work area, and make this tree in it, owned by whom commands
+        run as.
 
         Nothing is written through a link. On OSError a part of the tree may be there.
 
         Raises:
-            OSError: there is no room for it, or an entry lies behind a link or in the place of another.
+            OSError: there is no room for it, or an entry lies behind a link or in the place of
+                another.
             SandboxLost: the sandbox cannot be emptied.
         """
         ...
 
     async def verify(self) -> Names:
-        """What differs from the sandbox's start, as names of kinds of things; nothing is changed. Empty after a reset.
+        """What differs from the sandbox's start, as names of kinds of things; nothing is changed.
+        Empty after a reset.
 
         Of a sandbox that shares namespaces with others, only what is its own is compared.
         """
@@ -240,12 +261,14 @@ class Sandbox(Protocol):
         ...
 
     async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
-        """Kill every process of the sandbox, empty its work area, verify both, and only then write `files`.
+        """Kill every process of the sandbox, empty its work area, verify both, and only then write
+        `files`.
 
         Raises:
             OSError: the work area is full.
             SandboxLost: in doubt, or if the sandbox itself died or stopped answering.
-            ValueError: a path leaves the work area, or a file is larger than any sandbox takes; nothing was reset.
+            ValueError: a path leaves the work area, or a file is larger than any sandbox takes;
+                nothing was reset.
         """
         ...
 
@@ -286,12 +309,15 @@ class SandboxPool(Protocol):
         needs: Iterable[Need] = (),
         untrusted: bool = False,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Borrow a clean sandbox for a `async with` block; afterwards it is reset and reused, or replaced.
+        """Borrow a clean sandbox for a `async with` block; afterwards it is reset and reused, or
+        replaced.
 
-        With isolation "fresh", and with any `needs`, nobody had it before and nobody gets it afterwards.
+        With isolation "fresh", and with any `needs`, nobody had it before and nobody gets it
+        afterwards.
 
         Raises:
-            ConfigError: `untrusted`, but the backend is no boundary and nobody said that this is wanted.
+            ConfigError: `untrusted`, but the backend is no boundary and nobody said that this is
+                wanted.
         """
         ...
 

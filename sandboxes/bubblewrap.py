@@ -1,4 +1,6 @@
-"""Sandboxes made of Linux namespaces by bubblewrap: no network, no files of the host, no daemon, 20 ms to open."""
+"""Sandboxes made of Linux namespaces by bubblewrap: no network, no files of the host, no daemon, 20
+ms to open.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ _uids = itertools.count(os.getpid() * 64)
 class BubblewrapBackend:
     """One long-lived set of namespaces per sandbox, with the supervisor as process 1 in it.
 
-    Inside: read-only /usr, a work area and /tmp on one size-capped tmpfs, its own /proc and /dev, a loopback and
-    nothing else of a network, no capability, one uid. When root starts it, it runs as a uid that owns nothing, since
-    the kernel lets the host's uid 0 write /proc/sys from any namespace and exempts it from process limits.
+    Inside: read-only /usr, a work area and /tmp on one size-capped tmpfs, its own /proc and /dev, a
+        loopback and
+    nothing else of a network, no capability, one uid. When root starts it, it runs as a uid that
+    owns nothing, since the kernel lets the host's uid 0 write /proc/sys from any namespace and
+    exempts it from process limits.
     """
 
     name = "bubblewrap"
@@ -61,7 +65,8 @@ class BubblewrapBackend:
 class _Guest(Child):
     """A bubblewrap with the supervisor in it, and the memory group of that, if any.
 
-    The group takes in the supervisor alone, before it has been asked for anything: bubblewrap's own process outside
+    The group takes in the supervisor alone, before it has been asked for anything: bubblewrap's own
+        process outside
     stays with us, and dies with us.
     """
 
@@ -84,7 +89,9 @@ class _Guest(Child):
         """Move the supervisor into the group."""
         assert self._group is not None
         told = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(self._info))
-        if found := re.search(rb'"child-pid": (\d+)', told):  # else bubblewrap has failed, and says why itself
+        if found := re.search(
+            rb'"child-pid": (\d+)', told
+        ):  # else bubblewrap has failed, and says why itself
             self._group.add(int(found[1]))
 
     async def gone(self) -> None:
@@ -127,30 +134,46 @@ def _place(limits: SandboxLimits, group: Group | None) -> Place:
 
 
 def total_mb(limits: SandboxLimits) -> int:
-    """Memory of all processes and files of one sandbox together, where a group bounds it: full disks starve nobody."""
+    """Memory of all processes and files of one sandbox together, where a group bounds it: full
+    disks starve nobody.
+    """
     return limits.memory_mb + limits.disk_mb + _SHM_MB
 
 
 def memory_bound() -> str:
     """What bounds the memory of a sandbox here, in words."""
-    return "memory bounded in total by a cgroup" if home() else "memory bounded per process: no cgroup may be made here"
+    return (
+        "memory bounded in total by a cgroup"
+        if home()
+        else "memory bounded per process: no cgroup may be made here"
+    )
 
 
 def missing() -> str | None:
-    """What keeps bubblewrap from being used here, with the fix; None if nothing does. Starts no sandbox."""
+    """What keeps bubblewrap from being used here, with the fix; None if nothing does. Starts no
+    sandbox.
+    """
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the Debian package bubblewrap"
     if not os.access(PYTHON, os.X_OK):
         return f"the sandbox needs {PYTHON}: install the Debian package python3"
-    for switch, off in (("kernel/unprivileged_userns_clone", "0"), ("user/max_user_namespaces", "0")):
+    for switch, off in (
+        ("kernel/unprivileged_userns_clone", "0"),
+        ("user/max_user_namespaces", "0"),
+    ):
         path = Path("/proc/sys") / switch
         if path.exists() and path.read_text().strip() == off:
-            return f"user namespaces are switched off: sysctl -w {switch.replace('/', '.')}=1 (or 65536 for a maximum)"
+            return (
+                f"user namespaces are switched off: sysctl -w {switch.replace('/', '.')}=1 (or"
+                " 65536 for a maximum)"
+            )
     return None
 
 
 def _contents(limits: SandboxLimits) -> dict[str, bytes]:
-    """What bubblewrap reads from descriptors: files by their path inside, and the system-call filter."""
+    """What bubblewrap reads from descriptors: files by their path inside, and the system-call
+    filter.
+    """
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
         "/supervisor.pyz": program(),
@@ -160,8 +183,26 @@ def _contents(limits: SandboxLimits) -> dict[str, bytes]:
 
 
 def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
-    argv = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--as-pid-1"]
-    argv += ["--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox", "--chdir", "/"]
+    argv = [
+        "bwrap",
+        "--unshare-all",
+        "--unshare-user",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+    ]
+    argv += [
+        "--cap-drop",
+        "ALL",
+        "--uid",
+        str(UID),
+        "--gid",
+        str(UID),
+        "--hostname",
+        "sandbox",
+        "--chdir",
+        "/",
+    ]
     argv += ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "lib", "lib32", "lib64", "sbin"):
         path = Path("/") / name
@@ -175,8 +216,27 @@ def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
             argv += ["--perms", "0444", "--ro-bind-data", str(fd), path_inside]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):
         argv += ["--ro-bind-try", name, name]
-    argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev", "--mqueue", "/dev/mqueue"]
-    argv += ["--size", str(_SHM_MB << 20), "--perms", "0700", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    argv += [
+        "--proc",
+        "/proc",
+        "--ro-bind",
+        "/proc/sys",
+        "/proc/sys",
+        "--dev",
+        "/dev",
+        "--mqueue",
+        "/dev/mqueue",
+    ]
+    argv += [
+        "--size",
+        str(_SHM_MB << 20),
+        "--perms",
+        "0700",
+        "--tmpfs",
+        "/dev/shm",
+        "--remount-ro",
+        "/dev",
+    ]
     argv += ["--size", str(limits.disk_mb << 20), "--perms", "0755", "--tmpfs", AREA]
     argv += ["--symlink", f"{AREA}/tmp", "/tmp", "--remount-ro", "/"]
     return [*argv, "--", PYTHON, "-I", "-S", "-B", "/supervisor.pyz"]

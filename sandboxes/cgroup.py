@@ -1,7 +1,7 @@
 """A memory control group for one sandbox, where this process may make one: version 1 or 2.
 
-It is made beside or below our own group, so every limit that holds for us holds for it too. It goes with the sandbox;
-what a killed host left is empty, and the next one on this machine removes it.
+It is made beside or below our own group, so every limit that holds for us holds for it too. It goes
+with the sandbox; what a killed host left is empty, and the next one on this machine removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _left: set[Path] = set()  # ours, and still not empty when we last looked
 
 @dataclass(frozen=True)
 class Home:
-    """Where groups are made: a directory of the kernel's file system, and the names of the files in it.
+    """Where groups are made: a directory of the kernel's file system, and the names of the files in
+    it.
 
     Attributes:
         limits: the file of the limit on memory, and that on swap or on both together.
@@ -42,7 +43,8 @@ class Group:
     """A group that bounds all memory of the processes in it, files in memory included.
 
     Attributes:
-        files: descriptors of its events and its statistics, for `agentrl.sandboxes.supervisor.memory`.
+        files: descriptors of its events and its statistics, for
+            `agentrl.sandboxes.supervisor.memory`.
     """
 
     def __init__(self, home: Home, limit_bytes: int) -> None:
@@ -78,7 +80,9 @@ class Group:
         try:
             (self._path / "cgroup.procs").write_text(str(pid))
         except OSError as error:
-            raise SandboxLost(f"cannot move a sandbox into its memory group {self._path}: {error}") from error
+            raise SandboxLost(
+                f"cannot move a sandbox into its memory group {self._path}: {error}"
+            ) from error
 
     def close_files(self) -> None:
         """Close our descriptors of its files; safe to call twice."""
@@ -92,7 +96,9 @@ class Group:
         self._path.rmdir()
 
     async def remove(self) -> None:
-        """Remove it once its processes are gone; after some patience it is left to the next one that is made."""
+        """Remove it once its processes are gone; after some patience it is left to the next one
+        that is made.
+        """
         self.close_files()
         deadline = asyncio.get_running_loop().time() + _REMOVE_S
         while asyncio.get_running_loop().time() < deadline:
@@ -110,7 +116,9 @@ class Group:
 @functools.cache
 def home() -> Home | None:
     """Where this process may make groups; None if nowhere. Clears away what dead hosts left there."""
-    for found in _homes(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
+    for found in _homes(
+        Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
+    ):
         try:
             sweep(found.path)
             group = Group(found, 1 << 30)
@@ -122,8 +130,13 @@ def home() -> Home | None:
 
 
 def _homes(groups: str, mounts: str) -> list[Home]:
-    """Candidates, best first, from the texts of the kernel that say where we are and what is mounted where."""
-    ours = {controllers: path for _, controllers, path in (line.split(":", 2) for line in groups.splitlines())}
+    """Candidates, best first, from the texts of the kernel that say where we are and what is
+    mounted where.
+    """
+    ours = {
+        controllers: path
+        for _, controllers, path in (line.split(":", 2) for line in groups.splitlines())
+    }
     found = []
     for line in mounts.splitlines():
         fields, _, (kind, _, *options) = (part.split() for part in line.partition(" - "))
@@ -134,10 +147,18 @@ def _homes(groups: str, mounts: str) -> list[Home]:
             found.append(Home(place, names, "memory.oom_control", swap_apart=False))
         elif kind == "cgroup2" and "" in ours:
             place = point / os.path.relpath(ours[""], root)
-            # A group with processes, as ours, cannot hand on controllers to groups below: only the root can.
+            # A group with processes, as ours, cannot hand on controllers to groups below: only the
+            # root can.
             for parent in (place.parent, place) if place != point else (place,):
                 if _hands_on_memory(parent):
-                    found.append(Home(parent, ("memory.max", "memory.swap.max"), "memory.events", swap_apart=True))
+                    found.append(
+                        Home(
+                            parent,
+                            ("memory.max", "memory.swap.max"),
+                            "memory.events",
+                            swap_apart=True,
+                        )
+                    )
     return found
 
 

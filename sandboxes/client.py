@@ -1,6 +1,8 @@
-"""The host's side of a supervised sandbox: one request at a time, a deadline on each, nothing believed.
+"""The host's side of a supervised sandbox: one request at a time, a deadline on each, nothing
+believed.
 
-Whatever is not a well-formed answer to the oldest open request, in time, ends the sandbox: `SandboxLost`.
+Whatever is not a well-formed answer to the oldest open request, in time, ends the sandbox:
+`SandboxLost`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
 
 _CHUNK = 1 << 18
-_SEND_BYTES = 1 << 20  # what the kernel takes at once, if it lets us: each round of a large put costs a wake-up
+_SEND_BYTES = (
+    1 << 20
+)  # what the kernel takes at once, if it lets us: each round of a large put costs a wake-up
 _TEXT = 300
 _ENDED = "the supervisor ended"
 
@@ -51,7 +55,9 @@ class Peer(Protocol):
 
 
 class Wire:
-    """Requests out, answers in, over the socket of a peer; bound to the event loop that it was made on."""
+    """Requests out, answers in, over the socket of a peer; bound to the event loop that it was made
+    on.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -66,7 +72,8 @@ class Wire:
         self.loop.add_reader(self._fd, self._readable)
 
     async def call(self, fields: list[bytes], timeout_s: float) -> list[bytes]:
-        """Send one request and wait for its answer; a cancelled call stops the command that it started.
+        """Send one request and wait for its answer; a cancelled call stops the command that it
+        started.
 
         Raises:
             SandboxLost: no well-formed answer in time.
@@ -75,9 +82,13 @@ class Wire:
         if self.lost is not None:
             raise SandboxLost(self.lost)
         if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("a sandbox is used on another event loop than it was opened on; open one per loop")
+            raise RuntimeError(
+                "a sandbox is used on another event loop than it was opened on; open one per loop"
+            )
         future = self._request(fields)
-        timer = self.loop.call_later(timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s")
+        timer = self.loop.call_later(
+            timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s"
+        )
         try:
             status, *values = await future
         except asyncio.CancelledError:
@@ -179,7 +190,9 @@ class Wire:
             future.set_result(fields)
 
     def lose(self, why: str) -> None:
-        """End the sandbox; every open and later call raises SandboxLost with this sentence. The first one counts."""
+        """End the sandbox; every open and later call raises SandboxLost with this sentence. The
+        first one counts.
+        """
         if self.lost is not None:
             return
         words = self.peer.words()

@@ -22,7 +22,8 @@ _MAIN = "from agentrl.sandboxes.supervisor.serve import main\nmain()\n"
 
 @functools.cache
 def program(*more: str) -> bytes:
-    """The supervisor as a zip archive that a Python inside the sandbox can run; the same bytes for the same source.
+    """The supervisor as a zip archive that a Python inside the sandbox can run; the same bytes for
+    the same source.
 
     `more` are further packages of `agentrl.sandboxes` that go with it.
     """
@@ -31,9 +32,14 @@ def program(*more: str) -> bytes:
         for package in ("agentrl", "agentrl/sandboxes"):
             archive.writestr(zipfile.ZipInfo(f"{package}/__init__.py"), "")
         for package in ("supervisor", *more):
-            for item in sorted(files(f"agentrl.sandboxes.{package}").iterdir(), key=lambda item: item.name):
+            for item in sorted(
+                files(f"agentrl.sandboxes.{package}").iterdir(), key=lambda item: item.name
+            ):
                 if item.name.endswith(".py"):
-                    archive.writestr(zipfile.ZipInfo(f"agentrl/sandboxes/{package}/{item.name}"), item.read_bytes())
+                    archive.writestr(
+                        zipfile.ZipInfo(f"agentrl/sandboxes/{package}/{item.name}"),
+                        item.read_bytes(),
+                    )
         archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
     return buffer.getvalue()
 
@@ -47,7 +53,8 @@ def memory_file(name: str, content: bytes = b"") -> int:
 
 
 class Child:
-    """A child process that holds the other end of `sock`. It is told to end by the end of its stdin, then killed.
+    """A child process that holds the other end of `sock`. It is told to end by the end of its
+    stdin, then killed.
 
     Attributes:
         sock: our end, non-blocking.

@@ -1,4 +1,6 @@
-"""A sandbox on loan: works until the loan is over, so that who keeps it cannot reach into the next episode."""
+"""A sandbox on loan: works until the loan is over, so that who keeps it cannot reach into the next
+episode.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any, TypeVar
 
 from agentrl.aio import is_cancelled
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import NO_FILES, ExecResult, FileInfos, Names, Sandbox, Session, Snapshot
+from agentrl.sandboxes.base import (
+    NO_FILES,
+    ExecResult,
+    FileInfos,
+    Names,
+    Sandbox,
+    Session,
+    Snapshot,
+)
 
 _T = TypeVar("_T")
 
@@ -16,9 +26,11 @@ _T = TypeVar("_T")
 class Lease:
     """One episode's hold on a sandbox; see `agentrl.sandboxes.base.Sandbox`.
 
-    Why nothing of an earlier loan can be taken for something of this one: a sandbox has one connection, on which
-    answers come in the order of their requests and with their numbers; when a loan ends, its open calls are cancelled
-    and its sandbox is reset, and the answer to that comes after all others. From then on this handle refuses.
+    Why nothing of an earlier loan can be taken for something of this one: a sandbox has one
+        connection, on which
+    answers come in the order of their requests and with their numbers; when a loan ends, its open
+    calls are cancelled and its sandbox is reset, and the answer to that comes after all others.
+    From then on this handle refuses.
 
     Attributes:
         sandbox: what is lent.
@@ -45,7 +57,9 @@ class Lease:
             SandboxLost: it is over.
         """
         if self._over:
-            raise SandboxLost(f"loan {self.epoch} of this sandbox is over: it belongs to another episode by now")
+            raise SandboxLost(
+                f"loan {self.epoch} of this sandbox is over: it belongs to another episode by now"
+            )
         return self.sandbox
 
     async def call(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -61,7 +75,9 @@ class Lease:
             return await task
         except asyncio.CancelledError:
             if self._over and task.cancelled() and not is_cancelled():
-                raise SandboxLost(f"loan {self.epoch} of this sandbox ended during a call") from None
+                raise SandboxLost(
+                    f"loan {self.epoch} of this sandbox ended during a call"
+                ) from None
             raise
 
     async def exec(
@@ -74,7 +90,9 @@ class Lease:
         timeout_s: float = 30.0,
     ) -> ExecResult:
         """Run a command; see `Sandbox.exec`."""
-        return await self.call(self.held.exec(argv, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s))
+        return await self.call(
+            self.held.exec(argv, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s)
+        )
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         """Write files; see `Sandbox.put`."""

@@ -1,4 +1,6 @@
-"""The network policy of a sandbox: none, or these hosts through our proxy, every request told to the host."""
+"""The network policy of a sandbox: none, or these hosts through our proxy, every request told to
+the host.
+"""
 
 from __future__ import annotations
 
@@ -63,25 +65,37 @@ class Allow:
         """Nothing is started.
 
         Args:
-            hosts: `example.org` (ports 80 and 443), `example.org:8443`, or `.example.org`: all names below it, itself
-                not among them. Their names must lead to public addresses.
-            private: the same, for hosts that may be in a private network, as a mirror on this machine.
+            hosts: `example.org` (ports 80 and 443), `example.org:8443`, or `.example.org`: all
+                names below it, itself not among them. Their names must lead to public addresses.
+            private: the same, for hosts that may be in a private network, as a mirror on this
+                machine.
 
         Raises:
-            ConfigError: no host, or a text that is none; a number that is not positive; an outside that is no network.
+            ConfigError: no host, or a text that is none; a number that is not positive; an outside
+                that is no network.
         """
         if isinstance(private, str):
-            raise ConfigError(f"private={private!r} must be a list of hosts: private=({private!r},)")
+            raise ConfigError(
+                f"private={private!r} must be a list of hosts: private=({private!r},)"
+            )
         try:
-            self.rules: tuple[Rule, ...] = (*map(rule, hosts), *(rule(text, private=True) for text in private))
+            self.rules: tuple[Rule, ...] = (
+                *map(rule, hosts),
+                *(rule(text, private=True) for text in private),
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         if not self.rules:
             raise ConfigError("allow= names no host: leave it out for no network at all")
         if size_mb <= 0 or total_s <= 0:
-            raise ConfigError(f"size_mb={size_mb} and total_s={total_s} of a network must be positive")
+            raise ConfigError(
+                f"size_mb={size_mb} and total_s={total_s} of a network must be positive"
+            )
         if not outside or outside.startswith(_NO_OUTSIDE):
-            raise ConfigError(f"outside={outside!r} is no network for a proxy: leave it out (bridge), or name your own")
+            raise ConfigError(
+                f"outside={outside!r} is no network for a proxy: leave it out (bridge), or name"
+                " your own"
+            )
         self.outside = outside
         self.size_mb = size_mb
         self.total_s = total_s

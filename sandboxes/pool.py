@@ -1,4 +1,6 @@
-"""Lends clean sandboxes: opened when first needed, reset after use, replaced when there is any doubt."""
+"""Lends clean sandboxes: opened when first needed, reset after use, replaced when there is any
+doubt.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxBackend, SandboxLimits, SandboxRole
+from agentrl.sandboxes.base import (
+    Isolation,
+    Need,
+    Sandbox,
+    SandboxBackend,
+    SandboxLimits,
+    SandboxRole,
+)
 from agentrl.sandboxes.lease import Lease
 
 GRADER_MB = 4096
@@ -53,7 +62,9 @@ class _Slot:
 
 @dataclass
 class _Slots:
-    """The slots of one role, on one event loop. `alive` counts what is there or starting, `peak` the most there was."""
+    """The slots of one role, on one event loop. `alive` counts what is there or starting, `peak`
+    the most there was.
+    """
 
     role: SandboxRole
     room: int
@@ -73,15 +84,19 @@ class _Slots:
 
 
 class Pool:
-    """At most `size` agent sandboxes of one backend, and two graders per core; who comes later waits for his turn.
+    """At most `size` agent sandboxes of one backend, and two graders per core; who comes later
+    waits for his turn.
 
-    Each role has its own sandboxes and its own bound: agents that wait for their graders cannot lock each other out,
-    and no grader ever runs where an agent was. A sandbox that had to go is replaced in the background, and not more
-    than two per core start at the same time. A pool serves one event loop at a time.
+    Each role has its own sandboxes and its own bound: agents that wait for their graders cannot
+        lock each other out,
+    and no grader ever runs where an agent was. A sandbox that had to go is replaced in the
+    background, and not more than two per core start at the same time. A pool serves one event loop
+    at a time.
 
     Attributes:
         backend: opens the sandboxes.
-        limits: of each agent sandbox. Graders have at least `GRADER_MB` of memory per process: references may need it.
+        limits: of each agent sandbox. Graders have at least `GRADER_MB` of memory per process:
+            references may need it.
         counts: for logs and tests.
     """
 
@@ -107,7 +122,10 @@ class Pool:
             ConfigError: a size or a number of resets below 1.
         """
         if size is not None and size < 1:
-            raise ConfigError(f"size={size} of a sandbox pool must be at least 1; leave it out for this machine's own")
+            raise ConfigError(
+                f"size={size} of a sandbox pool must be at least 1; leave it out for this"
+                " machine's own"
+            )
         if recycle_after < 1:
             raise ConfigError(f"recycle_after={recycle_after} of a sandbox pool must be at least 1")
         self.backend = backend
@@ -139,15 +157,17 @@ class Pool:
         needs: Iterable[Need] = (),
         untrusted: bool = False,
     ) -> AsyncIterator[Sandbox]:
-        """Borrow a clean sandbox for an `async with` block; afterwards it is reset and reused, or replaced.
+        """Borrow a clean sandbox for an `async with` block; afterwards it is reset and reused, or
+        replaced.
 
-        With isolation "fresh" nobody had it before, and it is ended afterwards. So it is with any `needs`, since what
-        they permit is what a reset could not undo.
+        With isolation "fresh" nobody had it before, and it is ended afterwards. So it is with any
+        `needs`, since what they permit is what a reset could not undo.
 
         Raises:
-            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to trust; or a role, an
-                isolation or a need that there is not.
-            SandboxLost: none could be opened (the message names the missing part and the fix), or the pool is closed.
+            ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to
+                trust; or a role, an isolation or a need that there is not.
+            SandboxLost: none could be opened (the message names the missing part and the fix), or
+                the pool is closed.
             RuntimeError: the pool is in use on another event loop.
         """
         self.check_trust(untrusted)
@@ -175,7 +195,8 @@ class Pool:
                 self._refill(slots)
 
     async def warm(self, role: SandboxRole, count: int | None = None) -> None:
-        """Start sandboxes ahead of their need, so many or as many as fit, and wait until they are there.
+        """Start sandboxes ahead of their need, so many or as many as fit, and wait until they are
+        there.
 
         Raises:
             SandboxLost: one could not be opened, or the pool is closed.
@@ -186,13 +207,17 @@ class Pool:
         await asyncio.gather(*(asyncio.shield(task) for task in slots.starting))
 
     async def close(self) -> None:
-        """End all sandboxes, lent ones too; safe to call twice, and from another loop once the pool's own is closed."""
+        """End all sandboxes, lent ones too; safe to call twice, and from another loop once the
+        pool's own is closed.
+        """
         self._closed = True
         for slots in self._slots.values():
             slots.idle.clear()
         await self._end_all()
         if self._loop is asyncio.get_running_loop():
-            await asyncio.gather(*self._tasks, return_exceptions=True)  # their leases see what they raise
+            await asyncio.gather(
+                *self._tasks, return_exceptions=True
+            )  # their leases see what they raise
             await self._end_all()
 
     def tell(self) -> None:
@@ -205,13 +230,14 @@ class Pool:
         """Whether an environment may run here.
 
         Raises:
-            ConfigError: it is untrusted, the backend is no boundary, and nobody said that this is wanted.
+            ConfigError: it is untrusted, the backend is no boundary, and nobody said that this is
+                wanted.
         """
         if untrusted and not self.backend.is_boundary and not self._trust:
             raise ConfigError(
-                f"sandbox={self.backend.name!r} is no boundary, and the environment says that its code is untrusted:"
-                " use bubblewrap or docker, or say that you trust it: --sandbox process --trust, or, from Python,"
-                " sandbox='trusted-process'"
+                f"sandbox={self.backend.name!r} is no boundary, and the environment says that its"
+                " code is untrusted: use bubblewrap or docker, or say that you trust it: --sandbox"
+                " process --trust, or, from Python, sandbox='trusted-process'"
             )
 
     async def _slots_of(self, role: SandboxRole) -> _Slots:
@@ -219,7 +245,9 @@ class Pool:
         cores = len(os.sched_getaffinity(0))
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
-                raise RuntimeError("a sandbox pool is in use on another event loop; open one pool per loop")
+                raise RuntimeError(
+                    "a sandbox pool is in use on another event loop; open one pool per loop"
+                )
             self._loop = loop
             self._starts = asyncio.Semaphore(_STARTS_PER_CORE * cores)
             self._slots.clear()
@@ -304,8 +332,12 @@ class Pool:
         elif not self._closed:
             slots.idle.append(task.result())
 
-    def _unclaimed(self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[Need]) -> None:
-        """Nobody waits for this sandbox any more: keep it for the next lease, if it is like any other."""
+    def _unclaimed(
+        self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[Need]
+    ) -> None:
+        """Nobody waits for this sandbox any more: keep it for the next lease, if it is like any
+        other.
+        """
         if not opening.cancelled() and opening.exception() is None and not self._closed:
             if needs:
                 self._start(self._end(opening.result(), slots))
@@ -336,14 +368,25 @@ def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
         raise ConfigError(f"isolation={isolation!r} of an environment must be 'reset' or 'fresh'")
     found = {needs} if isinstance(needs, str) else set(needs)
     if unknown := found - set(get_args(Need)):
-        raise ConfigError(f"needs={sorted(unknown)} of an environment are unknown; use {' or '.join(get_args(Need))}")
+        raise ConfigError(
+            f"needs={sorted(unknown)} of an environment are unknown; use"
+            f" {' or '.join(get_args(Need))}"
+        )
     return frozenset(need for need in get_args(Need) if need in found)
 
 
 def default_size(limits: SandboxLimits) -> int:
-    """Sandboxes per role that this machine carries: by its cores, and by its memory if each used all of its limits."""
+    """Sandboxes per role that this machine carries: by its cores, and by its memory if each used
+    all of its limits.
+    """
     available_mb = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available_mb = int(line.split()[1]) // 1024
-    return max(1, min(_PER_CORE * len(os.sched_getaffinity(0)), available_mb // (limits.memory_mb + limits.disk_mb)))
+    return max(
+        1,
+        min(
+            _PER_CORE * len(os.sched_getaffinity(0)),
+            available_mb // (limits.memory_mb + limits.disk_mb),
+        ),
+    )

@@ -1,4 +1,6 @@
-"""A sandbox that is none: a supervisor in a private directory of this machine, for trying things out."""
+"""A sandbox that is none: a supervisor in a private directory of this machine, for trying things
+out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _warned = False
 class ProcessBackend:
     """NO BOUNDARY: code runs as you, with your files, your network and your processes in reach.
 
-    For code that you would run yourself: scripted demos, tests, machines without bubblewrap. What it does keep: a
+    For code that you would run yourself: scripted demos, tests, machines without bubblewrap. What
+        it does keep: a
     fresh work area per episode, an end of everything that a command started, limits per process.
     """
 
@@ -34,7 +37,9 @@ class ProcessBackend:
         """
         _warn()
         area = tempfile.mkdtemp(prefix=f"agentrl-{role}-")
-        path = os.pathsep.join(dict.fromkeys([os.path.dirname(sys.executable), *os.defpath.split(os.pathsep)]))
+        path = os.pathsep.join(
+            dict.fromkeys([os.path.dirname(sys.executable), *os.defpath.split(os.pathsep)])
+        )
         place = Place(
             area=area,
             private=False,
@@ -78,7 +83,8 @@ def _warn() -> None:
     if not _warned:
         _warned = True
         print(
-            "warning: the process sandbox is no boundary: agent code runs with your rights, files and network;"
-            " use --sandbox bubblewrap (Debian package bubblewrap) for code that you do not trust",
+            "warning: the process sandbox is no boundary: agent code runs with your rights, files"
+            " and network; use --sandbox bubblewrap (Debian package bubblewrap) for code that you"
+            " do not trust",
             file=sys.stderr,
         )

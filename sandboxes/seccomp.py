@@ -1,9 +1,11 @@
 """The system-call filter of a sandbox, as a classic BPF program for x86-64 and arm64.
 
-A list of what is denied, on top of namespaces without capabilities. It closes what those leave open: kernel objects
-that outlive a reset (System V IPC, message queues, keys), nested user namespaces (the usual first step of a kernel
-exploit), sockets that no network namespace confines (AF_VSOCK), tracing, and the few calls by which one process can
-starve or limit another of the same uid: none of them may name process 1, the supervisor.
+A list of what is denied, on top of namespaces without capabilities. It closes what those leave
+    open: kernel objects
+that outlive a reset (System V IPC, message queues, keys), nested user namespaces (the usual first
+step of a kernel exploit), sockets that no network namespace confines (AF_VSOCK), tracing, and the
+few calls by which one process can starve or limit another of the same uid: none of them may name
+process 1, the supervisor.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from agentrl.sandboxes.base import Need
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NR, _ARCH, _ARGUMENT = 0, 4, 16
-# Newer calls, and x86-64's x32 variants, are unknown to the program that asks: it falls back to older ones.
+# Newer calls, and x86-64's x32 variants, are unknown to the program that asks: it falls back to
+# older ones.
 _FIRST_UNKNOWN = 453
 NEW_NAMESPACES = 0x7E020000
 LOCAL_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
@@ -92,14 +95,17 @@ _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 
 
 
 def program(machine: str | None = None, needs: Iterable[Need] = ()) -> bytes:
-    """The filter for a machine (default: this one) that permits these needs, as an array of `struct sock_filter`.
+    """The filter for a machine (default: this one) that permits these needs, as an array of `struct
+    sock_filter`.
 
     Raises:
         SandboxLost: there is no filter for that machine.
     """
     name = machine or platform.machine()
     if name not in _MACHINES:
-        raise SandboxLost(f"no system-call filter for {name}: bubblewrap sandboxes need {' or '.join(_MACHINES)}")
+        raise SandboxLost(
+            f"no system-call filter for {name}: bubblewrap sandboxes need {' or '.join(_MACHINES)}"
+        )
     at, audit = _MACHINES[name].column, _MACHINES[name].audit
     refuse, unknown = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     code = [_op(_LOAD, _ARCH), _op(_EQUAL, audit, 1, 0), _op(_RETURN, refuse)]
@@ -108,12 +114,17 @@ def program(machine: str | None = None, needs: Iterable[Need] = ()) -> bytes:
     permitted = {name for need in needs for name in PERMITTED[need]}
     for numbers in (numbers for name, numbers in DENIED.items() if name not in permitted):
         code += _rule(numbers[at], [_op(_RETURN, refuse)])
-    code += _rule(_CLONE[at], [_argument(0), _op(_ANY_BIT, NEW_NAMESPACES, 0, 1), _op(_RETURN, refuse)])
+    code += _rule(
+        _CLONE[at], [_argument(0), _op(_ANY_BIT, NEW_NAMESPACES, 0, 1), _op(_RETURN, refuse)]
+    )
     for numbers, index in NOT_THE_SUPERVISOR.values():
         code += _rule(numbers[at], [_argument(index), _op(_EQUAL, 1, 0, 1), _op(_RETURN, refuse)])
     for numbers, value in ONE_PROCESS.values():
         code += _rule(numbers[at], [_argument(0), _op(_EQUAL, value, 1, 0), _op(_RETURN, refuse)])
-    known = [_op(_EQUAL, family, len(LOCAL_FAMILIES) - place, 0) for place, family in enumerate(LOCAL_FAMILIES)]
+    known = [
+        _op(_EQUAL, family, len(LOCAL_FAMILIES) - place, 0)
+        for place, family in enumerate(LOCAL_FAMILIES)
+    ]
     code += _rule(_SOCKET[at], [_argument(0), *known, _op(_RETURN, refuse)])
     return b"".join([*code, _op(_RETURN, _ALLOW)])
 
@@ -128,5 +139,7 @@ def _argument(index: int) -> bytes:
 
 
 def _rule(number: int, body: list[bytes]) -> list[bytes]:
-    """Run `body` for one system call; where it falls through, the number is loaded again for the next rule."""
+    """Run `body` for one system call; where it falls through, the number is loaded again for the
+    next rule.
+    """
     return [_op(_EQUAL, number, 0, len(body) + 1), *body, _op(_LOAD, _NR)]

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import NO_FILES, ExecResult, FileInfo, FileInfos, Names, SandboxLimits, Session, Snapshot
+from agentrl.sandboxes.base import (
+    NO_FILES,
+    ExecResult,
+    FileInfo,
+    FileInfos,
+    Names,
+    SandboxLimits,
+    Session,
+    Snapshot,
+)
 from agentrl.sandboxes.client import Peer, Wire
 from agentrl.sandboxes.shell import Fields, Shell, exec_result, malformed, microseconds
 from agentrl.sandboxes.supervisor.frames import MAX_FRAME, PROTOCOL
@@ -21,8 +30,14 @@ OPEN_S = 30.0
 BATCH_BYTES = MAX_FRAME // 4
 SNAPSHOT_BYTES = MAX_FRAME // 2
 KINDS = {"file", "dir", "link", "other"}
-# One thread per command unless it asks for more: a numeric library would start one per core and meet the limits.
-COMMON_ENV = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+# One thread per command unless it asks for more: a numeric library would start one per core and
+# meet the limits.
+COMMON_ENV = {
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -31,14 +46,16 @@ class Place:
 
     Attributes:
         area: directory that holds the work area and the temporary directory.
-        private: its namespaces serve this sandbox only, so a reset can compare them with their start.
+        private: its namespaces serve this sandbox only, so a reset can compare them with their
+            start.
         others: further directories that a reset empties.
         env: environment of every command.
         rlimits: names of `resource.RLIMIT_*` in lower case, without the prefix.
         demands: what must be in force, of "traceless", "adopts", "limited".
-        uid: that of commands and of their files, where the supervisor is root; None for the supervisor's own.
-        memory: descriptors, as the supervisor has them, of its memory cgroup's events and statistics; without them it
-            looks for the files of a container.
+        uid: that of commands and of their files, where the supervisor is root; None for the
+            supervisor's own.
+        memory: descriptors, as the supervisor has them, of its memory cgroup's events and
+            statistics; without them it looks for the files of a container.
     """
 
     area: str
@@ -68,12 +85,16 @@ class SupervisedSandbox:
     Calls from several tasks of its event loop take turns.
 
     Attributes:
-        bounded: whether a cgroup bounds its memory in total; else each process is bounded by itself.
+        bounded: whether a cgroup bounds its memory in total; else each process is bounded by
+            itself.
     """
 
     def __init__(self, peer: Peer, limits: SandboxLimits) -> None:
         if 2 * limits.output_bytes > BATCH_BYTES or limits.file_bytes > BATCH_BYTES:
-            raise ValueError(f"limits output_bytes and file_bytes must stay under {BATCH_BYTES // 2}, not {limits}")
+            raise ValueError(
+                f"limits output_bytes and file_bytes must stay under {BATCH_BYTES // 2}, not"
+                f" {limits}"
+            )
         self._limits = limits
         self._wire = Wire(peer)
         self._turn = asyncio.Lock()
@@ -84,7 +105,8 @@ class SupervisedSandbox:
         """Greet a supervisor that has just been started; on failure its peer is ended.
 
         Raises:
-            SandboxLost: it does not answer, speaks another protocol, or cannot keep what `place` demands.
+            SandboxLost: it does not answer, speaks another protocol, or cannot keep what `place`
+                demands.
         """
         try:
             sandbox = cls(peer, limits)
@@ -104,7 +126,9 @@ class SupervisedSandbox:
         settings = [place.area, str(int(place.private)), ":".join(place.others), limits, uid]
         settings += [",".join(map(str, place.memory)), *_settings(place.env)]
         try:
-            answer = await self._call("hello", *(os.fsencode(text) for text in settings), timeout_s=OPEN_S)
+            answer = await self._call(
+                "hello", *(os.fsencode(text) for text in settings), timeout_s=OPEN_S
+            )
         except OSError as error:
             raise SandboxLost(f"the supervisor cannot set itself up: {error}") from error
         protocol, *facts = (self._wire.number(value) for value in answer)
@@ -115,8 +139,9 @@ class SupervisedSandbox:
             raise SandboxLost(f"the supervisor speaks protocol {protocol}, not {PROTOCOL}")
         if missing := place.demands - held:
             raise SandboxLost(
-                f"the sandbox cannot be {', '.join(sorted(missing))}: its Python lacks ctypes or resource;"
-                " install the Debian package libpython3-stdlib where it runs (with docker, memory_mb=256 will do too)"
+                f"the sandbox cannot be {', '.join(sorted(missing))}: its Python lacks ctypes or"
+                " resource; install the Debian package libpython3-stdlib where it runs (with"
+                " docker, memory_mb=256 will do too)"
             )
 
     async def _call(self, verb: str, *arguments: bytes, timeout_s: float = GRACE_S) -> Fields:
@@ -140,20 +165,28 @@ class SupervisedSandbox:
         cwd: str = ".",
         timeout_s: float = 30.0,
     ) -> ExecResult:
-        """Run a command in the work area; 127 is a command that is not there, 126 one that cannot be started.
+        """Run a command in the work area; 127 is a command that is not there, 126 one that cannot
+        be started.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: no argv, one that is no list, a NUL, a time that is none, or a `cwd` outside.
+            ValueError: no argv, one that is no list, a NUL, a time that is none, or a `cwd`
+                outside.
         """
         if isinstance(argv, str | bytes):
-            raise ValueError(f"argv {argv!r} must be a list of words: ['sh', '-c', {argv!r}] for a line of shell")
+            raise ValueError(
+                f"argv {argv!r} must be a list of words: ['sh', '-c', {argv!r}] for a line of shell"
+            )
         words = [*argv, *_settings(env or {})]
         if not argv or not argv[0] or any("\0" in word for word in words):
-            raise ValueError(f"argv {list(argv)!r} must name a program, and neither it nor env may hold a NUL")
+            raise ValueError(
+                f"argv {list(argv)!r} must name a program, and neither it nor env may hold a NUL"
+            )
         cap = self._limits.output_bytes
         head = (microseconds(timeout_s), b"%d" % cap, stdin, _directory(cwd), b"%d" % len(argv))
-        answer = await self._call("exec", *head, *map(os.fsencode, words), timeout_s=timeout_s + GRACE_S)
+        answer = await self._call(
+            "exec", *head, *map(os.fsencode, words), timeout_s=timeout_s + GRACE_S
+        )
         return exec_result(self._wire, answer, cap)
 
     async def open_session(self, env: Mapping[str, str] | None = None) -> Session:
@@ -170,7 +203,9 @@ class SupervisedSandbox:
         answer = await self._call("open", *map(os.fsencode, settings))
         if len(answer) != 1:
             raise self._broken("open")
-        return Shell(self._wire, self._call, self._wire.number(answer[0]), self._limits.output_bytes)
+        return Shell(
+            self._wire, self._call, self._wire.number(answer[0]), self._limits.output_bytes
+        )
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         """Write files, making parent directories; a link in the way is replaced, never followed.
@@ -178,13 +213,15 @@ class SupervisedSandbox:
         Raises:
             OSError: the work area is full.
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: a path leaves the work area, or a file is no bytes or larger than any sandbox takes.
+            ValueError: a path leaves the work area, or a file is no bytes or larger than any
+                sandbox takes.
         """
         for batch in _batches(files):
             await self._call("put", *batch)
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Read declared paths. What is missing, no regular file, behind a link or too large is left out.
+        """Read declared paths. What is missing, no regular file, behind a link or too large is left
+        out.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
@@ -203,7 +240,8 @@ class SupervisedSandbox:
         return found
 
     async def manifest(self) -> FileInfos:
-        """Everything in the work area, sorted by path; a directory that its owner locked is unlocked to look inside.
+        """Everything in the work area, sorted by path; a directory that its owner locked is
+        unlocked to look inside.
 
         Raises:
             OSError: over 10,000 entries or 64 levels.
@@ -215,7 +253,8 @@ class SupervisedSandbox:
         """What is directly in a directory, sorted by path and without hashes.
 
         Raises:
-            OSError: there is no such directory, a link leads to it, or it has more than 10,000 entries.
+            OSError: there is no such directory, a link leads to it, or it has more than 10,000
+                entries.
             SandboxLost: the sandbox itself died or stopped answering.
             ValueError: the path leaves the work area.
         """
@@ -224,7 +263,10 @@ class SupervisedSandbox:
     def _infos(self, answer: Sequence[bytes]) -> FileInfos:
         if len(answer) % 5:
             raise self._broken("manifest")
-        return sorted((self._info(answer[at : at + 5]) for at in range(0, len(answer), 5)), key=lambda info: info.path)
+        return sorted(
+            (self._info(answer[at : at + 5]) for at in range(0, len(answer), 5)),
+            key=lambda info: info.path,
+        )
 
     def _info(self, row: Sequence[bytes]) -> FileInfo:
         kind = row[1].decode("ascii", "replace")
@@ -252,12 +294,16 @@ class SupervisedSandbox:
         """Kill every process, empty the work area, and make this tree in it.
 
         Raises:
-            OSError: there is no room for it, or an entry lies behind a link or in the place of another.
+            OSError: there is no room for it, or an entry lies behind a link or in the place of
+                another.
             SandboxLost: the sandbox cannot be emptied, or died or stopped answering.
             ValueError: a path leaves the work area, or the tree is larger than SNAPSHOT_BYTES.
         """
         if snapshot.size > SNAPSHOT_BYTES:
-            raise ValueError(f"a snapshot of {snapshot.size} bytes is over the {SNAPSHOT_BYTES} that a sandbox takes")
+            raise ValueError(
+                f"a snapshot of {snapshot.size} bytes is over the {SNAPSHOT_BYTES} that a sandbox"
+                " takes"
+            )
         await self._call("restore", *fields_of(snapshot), timeout_s=3 * GRACE_S)
 
     async def verify(self) -> Names:
@@ -269,14 +315,17 @@ class SupervisedSandbox:
         return [name.decode("ascii", "replace") for name in await self._call("verify")]
 
     async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
-        """Kill every process of the sandbox, empty its work area, verify both, and only then write `files`.
+        """Kill every process of the sandbox, empty its work area, verify both, and only then write
+        `files`.
 
-        The files travel while the supervisor is still at work, so this is faster than a reset and a put.
+        The files travel while the supervisor is still at work, so this is faster than a reset and a
+        put.
 
         Raises:
             OSError: the work area is full.
             SandboxLost: something is left, or the sandbox itself died or stopped answering.
-            ValueError: a path leaves the work area, or a file is larger than any sandbox takes; nothing was reset.
+            ValueError: a path leaves the work area, or a file is larger than any sandbox takes;
+                nothing was reset.
         """
         requests = [[b"reset"], *([b"put", *batch] for batch in _batches(files))]
         await self._settle()
@@ -326,9 +375,14 @@ def _batches(files: Mapping[str, bytes]) -> Iterator[list[bytes]]:
     size = 0
     for path, data in files.items():
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise ValueError(f"file {path!r} must be bytes, not {type(data).__name__}: encode text first")
+            raise ValueError(
+                f"file {path!r} must be bytes, not {type(data).__name__}: encode text first"
+            )
         if len(data) > BATCH_BYTES:
-            raise ValueError(f"file {path!r} has {len(data)} bytes; a sandbox takes at most {BATCH_BYTES} per file")
+            raise ValueError(
+                f"file {path!r} has {len(data)} bytes; a sandbox takes at most {BATCH_BYTES} per"
+                " file"
+            )
         if batch and (size + len(data) > BATCH_BYTES or len(batch) >= 2000):
             yield batch
             batch, size = [], 0

@@ -1,4 +1,6 @@
-"""Snapshots on the wire: four fields for each entry. What comes from a sandbox is checked before it is kept."""
+"""Snapshots on the wire: four fields for each entry. What comes from a sandbox is checked before it
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ def entries_of(wire: Wire, answer: Fields, cap: int) -> tuple[SnapshotEntry, ...
     """
     rows = [answer[at : at + 4] for at in range(0, len(answer), 4)]
     whole = len(answer) % 4 == 0 and bool(rows) and rows[0][:2] == [b".", b"dir"]
-    if not whole or sum(len(row[0]) + len(row[3]) for row in rows[1:]) > cap or not all(map(_sound, rows[1:])):
+    if (
+        not whole
+        or sum(len(row[0]) + len(row[3]) for row in rows[1:]) > cap
+        or not all(map(_sound, rows[1:]))
+    ):
         raise malformed(wire, "snapshot")
     return tuple(_entry(wire, *row) for row in rows)
 
@@ -43,7 +49,10 @@ def fields_of(snapshot: Snapshot) -> Fields:
     for entry in sorted(snapshot.entries, key=lambda entry: os.fsencode(entry.path)):
         row = [os.fsencode(entry.path), entry.kind.encode(), b"%d" % entry.mode, entry.data]
         if (entry.path != "." or entry.kind != "dir") and not _sound(row):
-            raise ValueError(f"snapshot entry {entry.path!r} of kind {entry.kind!r} must be a path inside a work area")
+            raise ValueError(
+                f"snapshot entry {entry.path!r} of kind {entry.kind!r} must be a path inside a work"
+                " area"
+            )
         if entry.kind == "link" and b"\0" in entry.data:
             raise ValueError(f"snapshot entry {entry.path!r} is a link to a target with a NUL")
         fields += row

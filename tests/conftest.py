@@ -1,4 +1,6 @@
-"""Fixtures shared by all tests: real parts are required where AGENTRL_REQUIRE names them, else their absence skips."""
+"""Fixtures shared by all tests: real parts are required where AGENTRL_REQUIRE names them, else
+their absence skips.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,24 @@ from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 
 REPO = Path(__file__).resolve().parent.parent
-REQUIRED = {part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()}
-# No test is about how long one example takes, and a busy machine takes its time. Else as hypothesis has it, CI's too.
+REQUIRED = {
+    part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()
+}
+# No test is about how long one example takes, and a busy machine takes its time. Else as hypothesis
+# has it, CI's too.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background, and all below it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # so a shell starts what runs in its background, and all below it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 _CHECKS = {"bubblewrap": bubblewrap_missing, "docker": docker_missing}
 
 
 def require(part: str) -> None:
-    """Skip the calling test if a real part is missing; fail it instead where AGENTRL_REQUIRE names the part."""
+    """Skip the calling test if a real part is missing; fail it instead where AGENTRL_REQUIRE names
+    the part.
+    """
     if problem := _CHECKS[part]():
         if part in REQUIRED:
             pytest.fail(problem)
@@ -39,8 +48,12 @@ def require(part: str) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
-    """What a failed test left open is closed now, without a word: later it would warn, and fail another test."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, object, object]:
+    """What a failed test left open is closed now, without a word: later it would warn, and fail
+    another test.
+    """
     report = yield
     if call.excinfo is not None and not item.config.option.usepdb:
         error: BaseException | None = call.excinfo.value
@@ -104,7 +117,9 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny policy of random weights, with its tokenizer."""
-    from agentrl.trainers.tiny import build_model, build_tokenizer
+    from agentrl.trainers.models.tiny import build_model, build_tokenizer
 
-    tokenizer = build_tokenizer(["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280)
+    tokenizer = build_tokenizer(
+        ["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280
+    )
     return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)

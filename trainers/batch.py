@@ -1,4 +1,5 @@
-"""Groups of finished episodes -> one TokenBatch: right-padded rows, a mask, and denominators that are fixed for good.
+"""Groups of finished episodes -> one TokenBatch: right-padded rows, a mask, and denominators that
+are fixed for good.
 
 Letters: B rows (one per branch that trains), T positions, E scored episodes.
 """
@@ -47,16 +48,19 @@ ROW_FIELDS = (
 class TokenBatch:
     """What one optimizer step trains on. Every method returns a new batch.
 
-    The denominators `n_tokens` and `n_episodes` belong to the optimizer step: `split` keeps them, so losses and
-    gradients of the micro-batches add up to those of the whole batch. Per-episode tensors are never cut either;
-    `episode_B` points into them.
+    The denominators `n_tokens` and `n_episodes` belong to the optimizer step: `split` keeps them,
+    so losses and gradients of the micro-batches add up to those of the whole batch. Per-episode
+    tensors are never cut either; `episode_B` points into them.
 
     Attributes:
         ids_BT: int64 token ids, right-padded.
-        mask_BT: bool, True where the policy sampled the token at t (predicted from t-1) and this row owns it.
+        mask_BT: bool, True where the policy sampled the token at t (predicted from t-1) and this
+            row owns it.
         attention_BT: bool, True on tokens, False on padding.
-        old_logprobs_BT: float32 log-probabilities under the sampling distribution; 0 where nothing was sampled.
-        advantages_BT: float32, 0 at mask 0; NaN until an advantage step fills it, so that step cannot be forgotten.
+        old_logprobs_BT: float32 log-probabilities under the sampling distribution; 0 where nothing
+            was sampled.
+        advantages_BT: float32, 0 at mask 0; NaN until an advantage step fills it, so that step
+            cannot be forgotten.
         turn_BT: int32 index of the sampled turn within the row's branch; -1 elsewhere.
         version_BT: int32 policy version that sampled the token; -1 elsewhere.
         episode_B: int64, row -> index of its episode.
@@ -67,22 +71,29 @@ class TokenBatch:
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
-        n_refilled: how many of the E episodes, the last ones, take the places of others (dynamic sampling).
-        version: of the policy that the update starts from; None where nobody said. A token's age is its distance.
-        parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode lacks it.
-        rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are none.
-        state_BT: int64 at sampled tokens: a hash of what the policy was told right before the turn (GiGPO's anchor
-            state); -1 elsewhere.
-        proximal_logprobs_BT: of the policy that the update starts from, where it is not the one that sampled.
+        n_refilled: how many of the E episodes, the last ones, take the places of others (dynamic
+            sampling).
+        version: of the policy that the update starts from; None where nobody said. A token's age is
+            its distance.
+        parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode
+            lacks it.
+        rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are
+            none.
+        state_BT: int64 at sampled tokens: a hash of what the policy was told right before the turn
+            (GiGPO's anchor state); -1 elsewhere.
+        proximal_logprobs_BT: of the policy that the update starts from, where it is not the one
+            that sampled.
         ref_logprobs_BT: of the frozen reference.
         entropy_BT: of the policy that the update starts from, in nats.
         values_BT, returns_BT: what a critic said, and what it learns.
-        weights_BT: what a correction multiplies the policy loss of a token by; 0 leaves it out, and every denominator
-            stays what it was. None: 1 everywhere.
+        weights_BT: what a correction multiplies the policy loss of a token by; 0 leaves it out, and
+            every denominator stays what it was. None: 1 everywhere.
         selected_BT: bool, tokens that a recipe treats in its own way.
-        top_ids_BTK, top_logprobs_BTK: the K tokens that were likeliest under the anchor, likeliest first, and their
-            log-probabilities under it. Where they are given, `PolicyOutput.top_logprobs_BTK` is about the same tokens.
-        greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where infrastructure failed it.
+        top_ids_BTK, top_logprobs_BTK: the K tokens that were likeliest under the anchor, likeliest
+            first, and their log-probabilities under it. Where they are given,
+            `PolicyOutput.top_logprobs_BTK` is about the same tokens.
+        greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where
+            infrastructure failed it.
 
     The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
@@ -128,43 +139,63 @@ class TokenBatch:
 
     @property
     def episode_tokens_B(self) -> Tensor:
-        """Trained tokens of the episode that a row belongs to, over all rows of that episode (int64)."""
+        """Trained tokens of the episode that a row belongs to, over all rows of that episode
+        (int64).
+        """
         return self.tokens_E[self.episode_B]
 
     @property
     def anchor_BT(self) -> Tensor:
-        """Log-probabilities that ratios are against: the proximal policy's, else those of the policy that sampled."""
-        return self.old_logprobs_BT if self.proximal_logprobs_BT is None else self.proximal_logprobs_BT
+        """Log-probabilities that ratios are against: the proximal policy's, else those of the
+        policy that sampled.
+        """
+        return (
+            self.old_logprobs_BT if self.proximal_logprobs_BT is None else self.proximal_logprobs_BT
+        )
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """The same batch on another device."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        moved: dict[str, Any] = {name: t.to(device) for name, t in values.items() if isinstance(t, Tensor)}
-        return replace(self, **moved, parts_E={name: part.to(device) for name, part in self.parts_E.items()})
+        moved: dict[str, Any] = {
+            name: t.to(device) for name, t in values.items() if isinstance(t, Tensor)
+        }
+        return replace(
+            self, **moved, parts_E={name: part.to(device) for name, part in self.parts_E.items()}
+        )
 
     def silent(self) -> TokenBatch:
-        """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood there."""
+        """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood
+        there.
+        """
         filled = {name: getattr(self, name) for name in ROW_FIELDS}
         real: dict[str, Any] = {
-            name: torch.where(self.mask_BT if tensor.dim() == 2 else self.mask_BT[..., None], tensor, 0.0)
+            name: torch.where(
+                self.mask_BT if tensor.dim() == 2 else self.mask_BT[..., None], tensor, 0.0
+            )
             for name, tensor in filled.items()
             if tensor is not None and tensor.is_floating_point()
         }
         return replace(self, **real)
 
     def rows(self, index: Tensor) -> TokenBatch:
-        """The rows of an integer or boolean index, cut to the longest of them; denominators and episodes stay."""
+        """The rows of an integer or boolean index, cut to the longest of them; denominators and
+        episodes stay.
+        """
         lengths = self.lengths_B[index]
         width = int(lengths.max()) if len(lengths) else 0
         there = {name: getattr(self, name) for name in ROW_FIELDS}
-        cut: dict[str, Any] = {name: tensor[index, :width] for name, tensor in there.items() if tensor is not None}
+        cut: dict[str, Any] = {
+            name: tensor[index, :width] for name, tensor in there.items() if tensor is not None
+        }
         return replace(self, episode_B=self.episode_B[index], **cut)
 
     def split(self, micro_tokens: int) -> Iterator[TokenBatch]:
-        """Micro-batches of rows of similar length, longest first, whose padded size is at most `micro_tokens`.
+        """Micro-batches of rows of similar length, longest first, whose padded size is at most
+        `micro_tokens`.
 
-        The rows of an episode stay together, so that what is defined over an episode (a sequence ratio) is the same
-        in every split. An episode that is larger than the budget is a micro-batch of its own.
+        The rows of an episode stay together, so that what is defined over an episode (a sequence
+        ratio) is the same in every split. An episode that is larger than the budget is a
+        micro-batch of its own.
 
         Raises:
             ConfigError: the budget is not positive.
@@ -188,11 +219,13 @@ class TokenBatch:
         return [torch.tensor(chunk) for chunk in chunks]
 
     def minibatches(self, count: int, seed: int, epochs: int = 1) -> Iterator[TokenBatch]:
-        """At most `count` batches, one optimizer step each: whole episodes in seeded random order, own denominators.
+        """At most `count` batches, one optimizer step each: whole episodes in seeded random order,
+        own denominators.
 
         Every epoch goes through all of them, in another order.
 
-        Where only a share of the scored episodes trains (groups were filtered and not refilled), there are as many
+        Where only a share of the scored episodes trains (groups were filtered and not refilled),
+        there are as many
         fewer batches, so that a step keeps its size: small ones would be noise at full length.
 
         Raises:
@@ -205,16 +238,22 @@ class TokenBatch:
         count = min(count, math.ceil(count * len(trained) / planned))
         chance = torch.Generator().manual_seed(seed)
         orders = (trained[torch.randperm(len(trained), generator=chance)] for _ in range(epochs))
-        for episodes in chain.from_iterable(torch.tensor_split(order, max(1, count)) for order in orders):
+        for episodes in chain.from_iterable(
+            torch.tensor_split(order, max(1, count)) for order in orders
+        ):
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))
-                yield replace(part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes))
+                yield replace(
+                    part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes)
+                )
 
     def informative(self) -> TokenBatch:
-        """Only episodes with an advantage other than zero; denominators stay, so the policy gradient stays the same.
+        """Only episodes with an advantage other than zero; denominators stay, so the policy
+        gradient stays the same.
 
-        An episode keeps all its rows: a ratio over the episode reads tokens without an advantage too. Not for losses
+        An episode keeps all its rows: a ratio over the episode reads tokens without an advantage
+            too. Not for losses
         with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
         """
         signal_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
@@ -225,7 +264,9 @@ class TokenBatch:
 def in_parts(
     batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
 ) -> tuple[Tensor, ...]:
-    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros where it was cut."""
+    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros
+    where it was cut.
+    """
     whole: list[Tensor] = []
     for index in batch.chunks(micro_tokens):
         found = look(batch.rows(index))
@@ -236,37 +277,51 @@ def in_parts(
 
 
 def groups_with_signal(batch: TokenBatch) -> TokenBatch:
-    """The batch without the episodes of groups whose advantages are all zero; denominators count what stays.
+    """The batch without the episodes of groups whose advantages are all zero; denominators count
+    what stays.
 
-    DAPO's filter (https://arxiv.org/abs/2503.14476) without its refill. Unlike `informative`, it changes the loss:
-    terms that ignore the advantage see fewer tokens, and means are over fewer.
+    DAPO's filter (https://arxiv.org/abs/2503.14476) without its refill. Unlike `informative`, it
+    changes the loss: terms that ignore the advantage see fewer tokens, and means are over fewer.
     """
     signal_E = torch.zeros_like(batch.tokens_E, dtype=torch.bool)
     signal_E[batch.episode_B[((batch.advantages_BT != 0) & batch.mask_BT).any(1)]] = True
     stays_E = torch.isin(batch.group_E, batch.group_E[signal_E])
     tokens_E = torch.where(stays_E, batch.tokens_E, 0)
     part = batch.rows(stays_E[batch.episode_B])
-    return replace(part, tokens_E=tokens_E, n_tokens=int(tokens_E.sum()), n_episodes=int((tokens_E > 0).sum()))
+    return replace(
+        part, tokens_E=tokens_E, n_tokens=int(tokens_E.sum()), n_episodes=int((tokens_E > 0).sum())
+    )
 
 
 def pack(
-    groups: Sequence[Group], pad_id: int, *, turn_weights: Mapping[str, float] | None = None, version: int | None = None
+    groups: Sequence[Group],
+    pad_id: int,
+    *,
+    turn_weights: Mapping[str, float] | None = None,
+    version: int | None = None,
 ) -> TokenBatch:
-    """One row per branch that trains, cut after its last trained token; failed episodes are only counted.
+    """One row per branch that trains, cut after its last trained token; failed episodes are only
+    counted.
 
-    A scored episode that sampled nothing (a limit came first) has no row, but its reward counts in its group.
-    Without a single trained token the batch has no rows and `n_tokens` is 0.
+    A scored episode that sampled nothing (a limit came first) has no row, but its reward counts in
+    its group. Without a single trained token the batch has no rows and `n_tokens` is 0.
 
     Args:
-        turn_weights: of named process rewards (`Score.turns`), which only count where they are named here.
+        turn_weights: of named process rewards (`Score.turns`), which only count where they are
+            named here.
         version: of the policy that the update will start from.
 
     Raises:
-        UserError: an episode's policy spoke but left no tokens, or a row starts with a sampled token.
+        UserError: an episode's policy spoke but left no tokens, or a row starts with a sampled
+            token.
     """
     scored: list[tuple[int, Episode]] = []
     for group_index, group in enumerate(groups):
-        scored += [(group_index, episode) for episode in group.episodes if episode.end.ending is not Ending.FAILED]
+        scored += [
+            (group_index, episode)
+            for episode in group.episodes
+            if episode.end.ending is not Ending.FAILED
+        ]
     branches: list[tuple[int, Trajectory, Sequence[float]]] = []
     for index, (_, episode) in enumerate(scored):
         _refuse_messages(episode)
@@ -276,7 +331,9 @@ def pack(
     rows = [branch for _, branch, _ in branches]
     tokens_E = torch.zeros(len(scored), dtype=torch.int64)
     episode_B = torch.tensor([index for index, _, _ in branches], dtype=torch.int64)
-    tokens_E.index_add_(0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64))
+    tokens_E.index_add_(
+        0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64)
+    )
     return TokenBatch(
         **_padded_rows(rows, [rewards for _, _, rewards in branches], pad_id),
         episode_B=episode_B,
@@ -295,19 +352,22 @@ def pack(
 def _parts(episodes: Sequence[Episode]) -> dict[str, Tensor]:
     """The named terms of the scores, one tensor (E,) for each."""
     names = sorted({name for episode in episodes for name in episode.score.parts})
-    rows = {name: [episode.score.parts.get(name, math.nan) for episode in episodes] for name in names}
+    rows = {
+        name: [episode.score.parts.get(name, math.nan) for episode in episodes] for name in names
+    }
     return {name: torch.tensor(row, dtype=torch.float64) for name, row in rows.items()}
 
 
 def _refuse_messages(episode: Episode) -> None:
     """Only policies that sample tokens can be trained."""
     spoke = episode.counts.turns > 0 or any(
-        message.role == "assistant" and (message.content or message.tool_calls) for message in episode.messages
+        message.role == "assistant" and (message.content or message.tool_calls)
+        for message in episode.messages
     )
     if spoke and not episode.trajectories:
         raise UserError(
-            f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks messages and left no "
-            "tokens to train on; sample with a TokenPolicy"
+            f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks"
+            " messages and left no tokens to train on; sample with a TokenPolicy"
         )
 
 
@@ -317,12 +377,18 @@ def _states(row: Trajectory) -> list[int]:
     for segment in row.segments:
         sampled = segment.kind is SegmentKind.SAMPLED
         told = told if sampled else segment.ids
-        states += [zlib.crc32(np.asarray(told, np.int64).tobytes()) if sampled else -1] * len(segment.ids)
+        states += [zlib.crc32(np.asarray(told, np.int64).tobytes()) if sampled else -1] * len(
+            segment.ids
+        )
     return states
 
 
-def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int) -> dict[str, Any]:
-    """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter and is cut."""
+def _padded_rows(
+    rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int
+) -> dict[str, Any]:
+    """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter
+    and is cut.
+    """
     lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
     attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
 
@@ -332,7 +398,10 @@ def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]],
         full[attention] = np.fromiter(chain.from_iterable(cut), dtype, int(lengths.sum()))
         return torch.from_numpy(full)
 
-    versions = [tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments)) for row in rows]
+    versions = [
+        tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments))
+        for row in rows
+    ]
     tensors: dict[str, Any] = {
         "ids_BT": padded([row.ids for row in rows], pad_id, np.int64),
         "mask_BT": padded([row.mask for row in rows], 0, np.bool_),
@@ -344,6 +413,42 @@ def _padded_rows(rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]],
         "rewards_BT": padded(rewards, 0.0, np.float64),
     }
     if tensors["mask_BT"][:, :1].any():
-        raise UserError("a row's first token was sampled from nothing; give every prompt at least one token")
+        raise UserError(
+            "a row's first token was sampled from nothing; give every prompt at least one token"
+        )
     tensors["advantages_BT"] = torch.where(tensors["mask_BT"], torch.nan, 0.0).float()
     return tensors
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyOutput:
+    """What the model says about a batch, at trained tokens; other positions hold 0.
+
+    Attributes:
+        logprobs_BT: log-probabilities of the tokens at the sampling temperature, with gradient.
+        entropy_BT: entropy (nats) of the distribution each token was drawn from, if asked for.
+        top_logprobs_BTK: log-probabilities of the K likeliest tokens, likeliest first, with
+            gradient, if asked for; of the tokens `batch.top_ids_BTK`, in that order, where the
+            batch names them.
+        top_ids_BTK: which tokens these are.
+        router_loss: how unevenly the routers of a mixture of experts spread these rows, a scalar,
+            if asked for (`moe.with_router_loss`).
+    """
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None = None
+    top_logprobs_BTK: Tensor | None = None
+    top_ids_BTK: Tensor | None = None
+    router_loss: Tensor | None = None
+
+    def silent(self, mask_BT: Tensor) -> PolicyOutput:
+        """The same with exact zeros at mask 0, whatever stood there."""
+        entropy_BT, top_BTK = self.entropy_BT, self.top_logprobs_BTK
+        return replace(
+            self,
+            logprobs_BT=torch.where(mask_BT, self.logprobs_BT, 0.0),
+            entropy_BT=None if entropy_BT is None else torch.where(mask_BT, entropy_BT, 0.0),
+            top_logprobs_BTK=(
+                None if top_BTK is None else torch.where(mask_BT[..., None], top_BTK, 0.0)
+            ),
+        )

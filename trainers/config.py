@@ -12,13 +12,40 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.models import Compute
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 """Numbers are finite, and neither text nor truth values are taken for one."""
+
+
+OptimizerName = Literal["adamw", "adamw8bit"]
+
+
+class Compute(BaseModel):
+    """What a run may spend: settings that change memory and speed; only precision and adapters
+    change results.
+    """
+
+    model_config = STRICT
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where all models of the run are; "auto": on the CUDA device, if there is one."""
+    micro_tokens: int = Field(default=16384, ge=1)
+    """Padded tokens per forward pass; never changes the gradient."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the backbone. Trained weights stay in float32 (steps of a policy are smaller
+    than bfloat16 can hold), as do output layer and softmax when tokens are scored; frozen
+    weights are kept in this precision."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what is inside it."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of LoRA adapters on every linear layer but the output layer; 0: all weights train."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """Their product is scaled by alpha / rank."""
+    optimizer: OptimizerName = "adamw"
+    """"adamw", or "adamw8bit" with moments of 8 bits."""
 
 
 class Schedule(BaseModel):
@@ -52,7 +79,9 @@ class HeldOut(BaseModel):
     @property
     def ks(self) -> tuple[int, ...]:
         """The k of pass@k."""
-        return tuple(sorted({1, *(2**power for power in range(self.samples.bit_length())), self.samples}))
+        return tuple(
+            sorted({1, *(2**power for power in range(self.samples.bit_length())), self.samples})
+        )
 
 
 class CriticSettings(BaseModel):
@@ -61,19 +90,26 @@ class CriticSettings(BaseModel):
     model_config = STRICT
 
     model: str = ""
-    """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the policy's, with V = 0."""
+    """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the
+    policy's, with V = 0.
+    """
     learning_rate: float = Field(default=1e-5, gt=0)
     """Of AdamW, the same in every round: ten times the policy's default."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the tokens of a round, each in as many minibatches as the policy's."""
     value_clip: float = Field(default=0.5, gt=0, allow_inf_nan=True)
-    """How far a value can move within a round, in units of the reward; `inf`: as far as it likes."""
+    """How far a value can move within a round, in units of the reward; `inf`: as far as it likes.
+    """
     warmup: int = Field(default=0, ge=0)
-    """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has 50)."""
+    """Rounds, out of `steps`, in which only the critic learns, from Monte-Carlo returns (VAPO has
+    50).
+    """
 
 
 class TrainConfig(BaseModel):
-    """Everything that a run needs. The first thirteen settings say what is run, the last seven are the algorithm's."""
+    """Everything that a run needs. The first thirteen settings say what is run, the last seven are
+    the algorithm's.
+    """
 
     model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
@@ -94,7 +130,9 @@ class TrainConfig(BaseModel):
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
     """Where tools and hidden tests run."""
     deterministic: bool = False
-    """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit for bit."""
+    """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit
+    for bit.
+    """
     eval_every: int = Field(0, ge=0)
     """Rounds between evaluations on held-out tasks; 0: never."""
     held_out: HeldOut = HeldOut()
@@ -105,7 +143,7 @@ class TrainConfig(BaseModel):
     """Checkpoints that are kept."""
 
     recipe: str = "grpo"
-    """Algorithm, a name of `agentrl.trainers.recipes`, or `path/to/file.py:name`."""
+    """Algorithm, a name of `agentrl.trainers.algorithms.recipes`, or `path/to/file.py:name`."""
     loss: dict[str, Any] = {}
     """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -117,14 +155,17 @@ class TrainConfig(BaseModel):
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
     compute: Compute = Compute()
-    """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`."""
+    """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`.
+    """
 
 
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
 """Settings that a resumed run cannot change: its records would mix two runs."""
 
 TRAINED = ("lora_rank", "lora_alpha", "optimizer")
-"""Compute settings that a resumed run cannot change: what was trained, and the optimizer's state, would not fit."""
+"""Compute settings that a resumed run cannot change: what was trained, and the optimizer's state,
+would not fit.
+"""
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -215,7 +256,8 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
     for name, (was, now) in fixed.items():
         if was != now:
             raise ConfigError(
-                f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or choose another --out"
+                f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or"
+                " choose another --out"
             )
     return changed
 

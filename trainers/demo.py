@@ -1,6 +1,7 @@
 """`agentrl demo`: from nothing to an agent that repairs programs, on two cores, in minutes.
 
-    oracle episodes -> tokenizer and tiny model -> short supervised warm start -> GRPO on hidden tests -> report
+    oracle episodes -> tokenizer and tiny model -> short supervised warm start -> GRPO on hidden
+    tests -> report
 
 The model starts low because the warm start is short; every demonstration is a correct one.
 """
@@ -20,22 +21,23 @@ from typing import Any
 
 import torch
 
-from agentrl.chat import Chat
-from agentrl.display import console, episode_bar
+from agentrl.chat.parsers import format_hermes
+from agentrl.chat.tokens import Chat
 from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, SandboxLost
-from agentrl.parsers import format_hermes
-from agentrl.policies import Scripted, TokenPolicy
-from agentrl.records import read_episodes, write_json_atomic
+from agentrl.policies.base import Scripted, TokenPolicy
+from agentrl.records.files import read_episodes, write_json_atomic
 from agentrl.registry import factory
-from agentrl.rollout import Rollouts, Setting, derive_seed
+from agentrl.report.display import console, episode_bar
+from agentrl.rollout.play import Setting, derive_seed
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.sandboxes import TRUSTED, open_pool
 from agentrl.trainers.config import TrainConfig, check_config
-from agentrl.trainers.optim import MuonAdamW
-from agentrl.trainers.session import train_with_display
-from agentrl.trainers.sft import demonstrations, sft
-from agentrl.trainers.tiny import build_model, build_tokenizer
+from agentrl.trainers.models.optim import MuonAdamW
+from agentrl.trainers.models.tiny import build_model, build_tokenizer
+from agentrl.trainers.offline.sft import demonstrations, sft
+from agentrl.trainers.online.session import train_with_display
 from agentrl.trajectory import Episode
 from agentrl.types import Message
 
@@ -71,12 +73,16 @@ class DemoPlan:
 
 
 def run_demo(
-    seed: int = 0, sandbox: str = "auto", folder: Path = Path("runs/demo-0"), plan: DemoPlan | None = None
+    seed: int = 0,
+    sandbox: str = "auto",
+    folder: Path = Path("runs/demo-0"),
+    plan: DemoPlan | None = None,
 ) -> dict[str, Any]:
     """Run the whole story and leave a run folder with `report.html`.
 
     Returns:
-        pass@1 on held-out tasks before and after, their intervals, the seconds of each stage, and where things are.
+        pass@1 on held-out tasks before and after, their intervals, the seconds of each stage, and
+        where things are.
 
     Raises:
         ConfigError: the folder holds an earlier run.
@@ -93,7 +99,11 @@ def run_demo(
 
 
 def prepare_demo(
-    plan: DemoPlan, seed: int, sandbox: str, folder: Path, lap: Callable[[str], None] = lambda stage: None
+    plan: DemoPlan,
+    seed: int,
+    sandbox: str,
+    folder: Path,
+    lap: Callable[[str], None] = lambda stage: None,
 ) -> TrainConfig:
     """Everything before reinforcement learning: demonstrations, tokenizer, model, warm start.
 
@@ -110,7 +120,8 @@ def prepare_demo(
     sandbox = _trusting(sandbox)
     threads = torch.get_num_threads()
     console.print(
-        f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads", soft_wrap=True
+        f"[bold]agentrl demo[/bold]  {plan.env} {dict(plan.knobs)}  seed {seed}  {threads} threads",
+        soft_wrap=True,
     )
     episodes = _oracle_episodes(make, plan, seed, sandbox)
     lap("demonstrations")
@@ -130,7 +141,12 @@ def prepare_demo(
         "held_out": {"tasks": plan.held_out},
         "save_every": plan.rounds,
         "recipe": "grpo",
-        "loss": {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005, "filter_groups": True},
+        "loss": {
+            "clip_high": 0.28,
+            "aggregate": "token",
+            "entropy_coef": 0.005,
+            "filter_groups": True,
+        },
         "learning_rate": plan.learning_rate,
         "schedule": {"warmup": 4, "final": 0.1},
         "minibatches": plan.minibatches,
@@ -140,17 +156,27 @@ def prepare_demo(
 
 
 def _trusting(sandbox: str) -> str:
-    """Where there is no boundary the demo says the word of trust: all programs come from the model that it made."""
+    """Where there is no boundary the demo says the word of trust: all programs come from the model
+    that it made.
+    """
     pool = open_pool(sandbox)
     pool.tell()
     return pool.backend.name if pool.backend.is_boundary else TRUSTED
 
 
-def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str) -> list[Episode]:
+def _oracle_episodes(
+    make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str
+) -> list[Episode]:
     """Play the reference solutions of training tasks in the sandbox; all of them must pass."""
     env = make()
-    tasks = list(itertools.islice(env.tasks("train", derive_seed(seed, "demonstrations")), plan.demonstrations))
-    setting = Setting(make, Scripted("oracle", env.oracle_actions), env.open_pool(sandbox), "oracle", seed)
+    tasks = list(
+        itertools.islice(
+            env.tasks("train", derive_seed(seed, "demonstrations")), plan.demonstrations
+        )
+    )
+    setting = Setting(
+        make, Scripted("oracle", env.oracle_actions), env.open_pool(sandbox), "oracle", seed
+    )
     with episode_bar("demonstrations") as bar:
         bar.restart("demonstrations", len(tasks))
         rollouts = Rollouts(setting, concurrency=16, on_episode=bar.episode)
@@ -162,7 +188,12 @@ def _oracle_episodes(make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, san
 
 
 def _warm_start(
-    episodes: list[Episode], make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, folder: Path, sandbox: str
+    episodes: list[Episode],
+    make: Callable[[], ToolEnv],
+    plan: DemoPlan,
+    seed: int,
+    folder: Path,
+    sandbox: str,
 ) -> Path:
     """Tokenizer, model and a short supervised fine-tuning; returns the model folder."""
     tokenizer = build_tokenizer(_texts(episodes), plan.vocab_size, string.printable)
@@ -171,32 +202,54 @@ def _warm_start(
     model, chat = load_model(source), Chat(load_tokenizer(source))
     rows = demonstrations(episodes, chat, make().tools)
     console.print(
-        f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens; "
-        f"warm start: {plan.sft_steps} steps of {plan.sft_batch} out of {len(rows)} demonstrations",
+        f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)}"
+        f" tokens; warm start: {plan.sft_steps} steps of {plan.sft_batch} out of {len(rows)}"
+        " demonstrations",
         soft_wrap=True,
     )
     for again in range(8):
         steps = plan.sft_more if again else plan.sft_steps
         size = {"steps": steps, "batch_size": plan.sft_batch}
-        sft(model, chat, rows, optimizer=MuonAdamW, seed=derive_seed(seed, again) % 2**31, on_step=_show_loss, **size)
+        sft(
+            model,
+            chat,
+            rows,
+            optimizer=MuonAdamW,
+            seed=derive_seed(seed, again) % 2**31,
+            on_step=_show_loss,
+            **size,
+        )
         reached = _practice(model, chat, make, plan, derive_seed(seed, "practice"), sandbox)
-        console.print(f"warm start: pass@1 {reached:.2f} on other training tasks; enough at {plan.sft_until}")
+        console.print(
+            f"warm start: pass@1 {reached:.2f} on other training tasks; enough at {plan.sft_until}"
+        )
         if reached >= plan.sft_until:
             break
     model.save_pretrained(source)
     return source
 
 
-def _practice(model: Any, chat: Chat, make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str) -> float:
-    """pass@1 on training tasks that nothing was demonstrated of: tells when the warm start has done enough."""
+def _practice(
+    model: Any, chat: Chat, make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str
+) -> float:
+    """pass@1 on training tasks that nothing was demonstrated of: tells when the warm start has done
+    enough.
+    """
     tasks = list(itertools.islice(make().tasks("train", seed), plan.practice))
     policy = TokenPolicy(transformers_engine(model, chat), chat)
-    rollouts = Rollouts(Setting(make, policy, make().open_pool(sandbox, 32), "practice", seed), concurrency=32)
+    rollouts = Rollouts(
+        Setting(make, policy, make().open_pool(sandbox, 32), "practice", seed), concurrency=32
+    )
     try:
         groups = rollouts.gather(tasks, 0)
     finally:
         rollouts.close()
-    scored = [episode.passed for group in groups for episode in group.episodes if episode.passed is not None]
+    scored = [
+        episode.passed
+        for group in groups
+        for episode in group.episodes
+        if episode.passed is not None
+    ]
     if not scored:
         raise SandboxLost("infrastructure failed every practice episode: see `agentrl doctor`")
     return sum(scored) / len(scored)
@@ -233,11 +286,15 @@ class _Clock:
         return round(time.perf_counter() - self._start, 1)
 
 
-def _summary(trained: dict[str, Any], folder: Path, clock: _Clock, config: TrainConfig) -> dict[str, Any]:
+def _summary(
+    trained: dict[str, Any], folder: Path, clock: _Clock, config: TrainConfig
+) -> dict[str, Any]:
     """The demo's JSON: what was promised, measured."""
     rows = {row["step"]: row for row in trained["eval"]}
     before, after = rows[0], rows[config.steps]
-    held_out = [e for e in read_episodes(folder / "episodes.jsonl").values() if e.key.run.endswith("/eval")]
+    held_out = [
+        e for e in read_episodes(folder / "episodes.jsonl").values() if e.key.run.endswith("/eval")
+    ]
     solved = [e.counts.tool_calls for e in held_out if e.key.step == config.steps and e.passed]
     return {
         "pass_at_1": {"before": before.get("eval/pass_at_1"), "after": after.get("eval/pass_at_1")},
@@ -246,7 +303,10 @@ def _summary(trained: dict[str, Any], folder: Path, clock: _Clock, config: Train
             for name, row in (("before", before), ("after", after))
         },
         "held_out_tasks": config.held_out.tasks,
-        "held_out_scored": {"before": int(before["eval/n_scored"]), "after": int(after["eval/n_scored"])},
+        "held_out_scored": {
+            "before": int(before["eval/n_scored"]),
+            "after": int(after["eval/n_scored"]),
+        },
         "median_tool_calls_solved": median(solved) if solved else None,
         "episodes_trained": config.steps * config.tasks_per_step * config.group_size,
         "seed": config.seed,
@@ -262,9 +322,18 @@ def _say(result: dict[str, Any]) -> None:
     before, after = result["pass_at_1"]["before"], result["pass_at_1"]["after"]
     tasks, seconds = result["held_out_tasks"], result["seconds"]["total"]
     if before is None or after is None:
-        print("held-out pass@1 unknown: infrastructure failed every held-out task; see `failure` in episodes.jsonl")
+        print(
+            "held-out pass@1 unknown: infrastructure failed every held-out task; see `failure` in"
+            " episodes.jsonl"
+        )
     else:
-        print(f"held-out pass@1: {before:.3f} before, {after:.3f} after ({tasks} tasks, {seconds:.0f} s)")
+        print(
+            f"held-out pass@1: {before:.3f} before, {after:.3f} after ({tasks} tasks,"
+            f" {seconds:.0f} s)"
+        )
         if (lost := 2 * tasks - sum(result["held_out_scored"].values())) > 0:
-            print(f"infrastructure failed {lost} of these {2 * tasks} evaluations; they are in neither figure")
+            print(
+                f"infrastructure failed {lost} of these {2 * tasks} evaluations; they are in"
+                " neither figure"
+            )
     print(f"report: {result['report']}")

@@ -14,20 +14,23 @@ from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 
 GRADE_S = 600.0
-"""Seconds after which a verifier that has not answered is broken. Hidden tests, which take 120 s at most and may be run
-three times, stay below it with a wait for a grader sandbox."""
+"""Seconds after which a verifier that has not answered is broken. Hidden tests, which take 120 s
+at most and may be run three times, stay below it with a wait for a grader sandbox."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """All that a verifier may look at: the task with its hidden part, and what the agent left behind.
+    """All that a verifier may look at: the task with its hidden part, and what the agent left
+    behind.
 
     Attributes:
-        artifacts: the declared files that were there, by path; nothing else leaves the agent's sandbox.
+        artifacts: the declared files that were there, by path; nothing else leaves the agent's
+            sandbox.
         pool: where code is judged (role "grader"); None for verifiers that run none.
         seed: of this grading; random cases and orders come from it.
         opening: how many of the messages came from the environment before the policy's first turn.
-        untrusted: whether the environment says that its code is; then no grader runs where there is no boundary.
+        untrusted: whether the environment says that its code is; then no grader runs where there is
+            no boundary.
     """
 
     task: Task
@@ -42,25 +45,32 @@ class Submission:
     @property
     def answer(self) -> str:
         """The last thing the assistant said; empty if it said nothing."""
-        return next((message.content for message in reversed(self.messages) if message.role == "assistant"), "")
+        return next(
+            (message.content for message in reversed(self.messages) if message.role == "assistant"),
+            "",
+        )
 
 
 class Verifier(Protocol):
     """Judges a submission. It may run code in a grader sandbox; it may not change the episode."""
 
     def __call__(self, submission: Submission, /) -> Awaitable[Score]:
-        """Return the verdict, or Score.failed(why) where infrastructure broke; never a number for a failure."""
+        """Return the verdict, or Score.failed(why) where infrastructure broke; never a number for a
+        failure.
+        """
         ...
 
 
 async def grade(verifier: Verifier, submission: Submission, timeout_s: float = GRADE_S) -> Score:
-    """Run a verifier so that whatever goes wrong in it is a named failure, never a number and never a crash.
+    """Run a verifier so that whatever goes wrong in it is a named failure, never a number and never
+    a crash.
 
-    A verifier that blocks the event loop cannot be timed: slow plain code belongs into `agentrl.aio.run_in_thread`.
+    A verifier that blocks the event loop cannot be timed: slow plain code belongs into
+        `agentrl.aio.run_in_thread`.
 
     Raises:
-        VerifierError: the verifier raised, took longer than `timeout_s`, or gave no Score of finite numbers; the cause
-            is in the message.
+        VerifierError: the verifier raised, took longer than `timeout_s`, or gave no Score of finite
+            numbers; the cause is in the message.
         InfraError: what it raised by name, such as SandboxLost where the grader sandbox died.
     """
     what = f"task {submission.task.id}"
@@ -74,18 +84,26 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
         if isinstance(cause, asyncio.CancelledError) and is_cancelled():
             raise
         if clock.expired():
-            raise VerifierError(f"verifier gave no verdict on {what} within {timeout_s:g} s") from cause
-        raise VerifierError(f"verifier failed on {what}: {type(cause).__name__}: {cause}") from cause
+            raise VerifierError(
+                f"verifier gave no verdict on {what} within {timeout_s:g} s"
+            ) from cause
+        raise VerifierError(
+            f"verifier failed on {what}: {type(cause).__name__}: {cause}"
+        ) from cause
     if not isinstance(score, Score):
         raise VerifierError(f"verifier gave {type(score).__name__} on {what}, not a Score")
     for name, number in _numbers(score):
         if not isinstance(number, int | float) or not math.isfinite(number):
-            raise VerifierError(f"verifier gave {name}={number!r} on {what}, which is no finite number")
+            raise VerifierError(
+                f"verifier gave {name}={number!r} on {what}, which is no finite number"
+            )
     return score
 
 
 def _numbers(score: Score) -> Iterator[tuple[str, Any]]:
-    """Every number of a score by name. A tensor or a text in its place would break records and statistics later."""
+    """Every number of a score by name. A tensor or a text in its place would break records and
+    statistics later.
+    """
     if score.value is not None:
         yield "value", score.value
     yield from score.parts.items()

@@ -1,7 +1,9 @@
 """Verifiers made of verifiers.
 
-Each part has a name. Its value is logged in `Score.parts` under that name, its own parts under `name/part`. Where a
-part has no value, or its machinery fails, the whole has none, and says which part it was: a failure is never a number.
+Each part has a name. Its value is logged in `Score.parts` under that name, its own parts under
+`name/part`. Where a part has no value, or its machinery fails, the whole has none, and says which
+part it was: a failure
+    is never a number.
 What is combined is verdicts: shaping is added to the whole, and a shaped part is refused.
 """
 
@@ -28,20 +30,26 @@ PASSES = 1.0
 
 
 def if_submitted(verifier: Verifier) -> Verifier:
-    """The given verifier for episodes that the agent itself handed in (SUBMITTED or ANSWERED), 0.0 for all others."""
+    """The given verifier for episodes that the agent itself handed in (SUBMITTED or ANSWERED), 0.0
+    for all others.
+    """
 
     async def verify(submission: Submission, /) -> Score:
         if submission.end not in (EndReason.SUBMITTED, EndReason.ANSWERED):
-            return Score(0.0, {}, f"nothing was handed in: the episode ended by {submission.end.value}")
+            return Score(
+                0.0, {}, f"nothing was handed in: the episode ended by {submission.end.value}"
+            )
         return await verifier(submission)
 
     return verify
 
 
 def weighted(parts: Mapping[str, tuple[Verifier, float]]) -> Combined:
-    """Σ weight · value over the parts; a part of weight 0 is a metric: it is logged and changes nothing.
+    """Σ weight · value over the parts; a part of weight 0 is a metric: it is logged and changes
+    nothing.
 
-    The sum is not divided by the weights: where a right solution is to be worth 1.0, let them add up to 1.
+    The sum is not divided by the weights: where a right solution is to be worth 1.0, let them add
+        up to 1.
 
     Raises:
         ConfigError: a weight is not finite, or there is no part.
@@ -52,7 +60,9 @@ def weighted(parts: Mapping[str, tuple[Verifier, float]]) -> Combined:
     weights = [weight for _, weight in parts.values()]
     return _combined(
         {name: verifier for name, (verifier, _) in parts.items()},
-        lambda values: math.fsum(weight * value for weight, value in zip(weights, values, strict=True)),
+        lambda values: math.fsum(
+            weight * value for weight, value in zip(weights, values, strict=True)
+        ),
     )
 
 
@@ -66,7 +76,8 @@ def all_of(parts: Parts) -> Combined:
 
 
 def ensemble_min(parts: Parts) -> Combined:
-    """The lowest value of the parts: what the most doubtful judge gives (worst-case optimisation, Coste et al. 2023).
+    """The lowest value of the parts: what the most doubtful judge gives (worst-case optimisation,
+    Coste et al. 2023).
 
     Raises:
         ConfigError: there is no part.
@@ -88,7 +99,8 @@ def ensemble_lower(parts: Parts, k: float = 1.0) -> Combined:
 
 
 def gated(gates: Parts, verifier: Verifier) -> Combined:
-    """The verifier's own score, if each gate is worth at least 1.0; otherwise 0.0, and the verifier is not asked.
+    """The verifier's own score, if each gate is worth at least 1.0; otherwise 0.0, and the verifier
+    is not asked.
 
     Gates are asked one after the other until one is closed. The verifier's parts keep their names.
 
@@ -131,7 +143,9 @@ def first_of(parts: Mapping[str, tuple[Callable[[Task], bool], Verifier]]) -> Co
                 if score.value is None:
                     return _lost(name, score)
                 return replace(score, parts=_logged(name, score), why=f"{name}: {score.why}")
-        raise TaskError(f"task {task.id!r}: none of {', '.join(parts)} applies to it; mend field hidden")
+        raise TaskError(
+            f"task {task.id!r}: none of {', '.join(parts)} applies to it; mend field hidden"
+        )
 
     return verify
 
@@ -201,9 +215,10 @@ def remembered(
 ) -> Verifier:
     """The given verifier, asked once for equal artifacts of an equal task.
 
-    Only for verdicts that depend on the artifacts alone: no random cases, nothing said. A group of episodes often
-    leaves the same file several times. Failures are not remembered, nor what `unless` picks out, such as verdicts of
-    a clock. Who asks for a verdict that is being reached waits for it.
+    Only for verdicts that depend on the artifacts alone: no random cases, nothing said. A group of
+        episodes often
+    leaves the same file several times. Failures are not remembered, nor what `unless` picks out,
+    such as verdicts of a clock. Who asks for a verdict that is being reached waits for it.
     """
     known: OrderedDict[str, Score] = OrderedDict()
     locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
@@ -216,7 +231,9 @@ def remembered(
                 return known[content]
             score = await verifier(submission)
             if score.unshaped is not None:
-                raise ContractError("remembered() was given a shaped verifier; shape what it gives instead")
+                raise ContractError(
+                    "remembered() was given a shaped verifier; shape what it gives instead"
+                )
             if score.value is not None and not unless(score):
                 known[content] = score
             while len(known) > size:

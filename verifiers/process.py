@@ -1,6 +1,7 @@
 """Process rewards: a number for every turn of the policy, beside the verdict on the whole episode.
 
-They travel as `Score.turns` and reach their tokens by `agentrl.trajectory.token_rewards`. They never change a verdict.
+They travel as `Score.turns` and reach their tokens by `agentrl.trajectory.token_rewards`. They
+never change a verdict.
 """
 
 from __future__ import annotations
@@ -32,13 +33,20 @@ class Turn:
 
 
 TurnScorer = Callable[[Submission, tuple[Turn, ...]], Awaitable[Sequence[float]]]
-"""All turns at once, so that a model may judge them in one batch; gives one finite number for each."""
+"""All turns at once, so that a model may judge them in one batch; gives one finite number for each.
+"""
 
 
 def turns_of(submission: Submission) -> tuple[Turn, ...]:
-    """The policy's turns; assistant messages of the opening are the environment's and count as none."""
+    """The policy's turns; assistant messages of the opening are the environment's and count as
+    none.
+    """
     messages = submission.messages
-    starts = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= submission.opening]
+    starts = [
+        i
+        for i, message in enumerate(messages)
+        if message.role == "assistant" and i >= submission.opening
+    ]
     ends = [*starts[1:], len(messages)]
     return tuple(
         Turn(index, messages[start], messages[:start], messages[start + 1 : end])
@@ -58,11 +66,12 @@ def each_turn(score: Callable[[Turn], float]) -> TurnScorer:
 def with_process_rewards(verifier: Verifier, scorers: Mapping[str, TurnScorer]) -> Verifier:
     """The given verifier, with named rewards for each turn beside its verdict.
 
-    Verifiers that are made of others pass on what the Score holds only if they say so: let this be the outermost one.
+    Verifiers that are made of others pass on what the Score holds only if they say so: let this be
+        the outermost one.
 
     Raises:
-        ConfigError: there is no scorer. The verifier itself raises VerifierError where a scorer gives another number
-            of rewards than there are turns, or one that is not finite.
+        ConfigError: there is no scorer. The verifier itself raises VerifierError where a scorer
+            gives another number of rewards than there are turns, or one that is not finite.
     """
     if not scorers:
         raise ConfigError("scorers={} is empty: name at least one process reward")
@@ -72,16 +81,22 @@ def with_process_rewards(verifier: Verifier, scorers: Mapping[str, TurnScorer]) 
         if score.value is None:
             return score
         turns = turns_of(submission)
-        named = {name: await _scored(name, scorer, submission, turns) for name, scorer in scorers.items()}
+        named = {
+            name: await _scored(name, scorer, submission, turns) for name, scorer in scorers.items()
+        }
         return replace(score, turns={**score.turns, **named})
 
     return verify
 
 
-async def _scored(name: str, scorer: TurnScorer, submission: Submission, turns: tuple[Turn, ...]) -> tuple[float, ...]:
+async def _scored(
+    name: str, scorer: TurnScorer, submission: Submission, turns: tuple[Turn, ...]
+) -> tuple[float, ...]:
     rewards = tuple(float(reward) for reward in await scorer(submission, turns))
     if len(rewards) != len(turns):
-        raise VerifierError(f"process reward {name!r} gave {len(rewards)} numbers for {len(turns)} turns")
+        raise VerifierError(
+            f"process reward {name!r} gave {len(rewards)} numbers for {len(turns)} turns"
+        )
     if not all(map(math.isfinite, rewards)):
         raise VerifierError(f"process reward {name!r} gave a number that is not finite: {rewards}")
     return rewards

@@ -1,8 +1,10 @@
-"""Shaping terms: small rewards and penalties for how something was done, beside whether it was right.
+"""Shaping terms: small rewards and penalties for how something was done, beside whether it was
+right.
 
-A term has a name, is capped, and is logged apart as `shaping/<name>`. It moves the reward and never the verdict: the
-value before shaping stays in `Score.unshaped`, and `Episode.passed` is read from that one. So no sum of terms makes an
-episode pass that did not, or fail that passed, whatever the threshold. A score without value stays without.
+A term has a name, is capped, and is logged apart as `shaping/<name>`. It moves the reward and never
+the verdict: the value before shaping stays in `Score.unshaped`, and `Episode.passed` is read from
+that one. So no sum of terms makes an episode pass that did not, or fail that passed, whatever the
+threshold. A score without value stays without.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Term:
 
     def __post_init__(self) -> None:
         if not 0 < self.cap < math.inf:
-            raise ConfigError(f"cap={self.cap} of the shaping term {self.name!r} must be positive and finite")
+            raise ConfigError(
+                f"cap={self.cap} of the shaping term {self.name!r} must be positive and finite"
+            )
 
     def __call__(self, submission: Submission) -> float:
         """The capped term.
@@ -47,13 +51,17 @@ class Term:
 
 
 def shaped(verifier: Verifier, *terms: Term) -> Callable[[Submission], Awaitable[Score]]:
-    """The verifier's score with the terms added to its value; `unshaped` keeps the value, so `passed` stays.
+    """The verifier's score with the terms added to its value; `unshaped` keeps the value, so
+    `passed` stays.
 
     Raises:
         ConfigError: two terms have one name.
     """
     if len({term.name for term in terms}) < len(terms):
-        raise ConfigError(f"terms={[term.name for term in terms]} must have different names, as each is logged apart")
+        raise ConfigError(
+            f"terms={[term.name for term in terms]} must have different names, as each is logged"
+            " apart"
+        )
 
     async def verify(submission: Submission) -> Score:
         score = await verifier(submission)
@@ -66,8 +74,11 @@ def shaped(verifier: Verifier, *terms: Term) -> Callable[[Submission], Awaitable
     return verify
 
 
-def format_reward(*, cap: float = 0.1, well_formed: Callable[[Message], bool] | None = None) -> Term:
-    """cap · the share of assistant turns that are well formed; 0 for an episode in which nothing was said.
+def format_reward(
+    *, cap: float = 0.1, well_formed: Callable[[Message], bool] | None = None
+) -> Term:
+    """cap · the share of assistant turns that are well formed; 0 for an episode in which nothing
+    was said.
 
     Args:
         cap: the reward of an episode without a flaw.
@@ -98,7 +109,9 @@ def length_penalty(
     if not 0 < cache <= limit:
         raise ConfigError(f"cache={cache} must be positive and at most limit={limit}")
     count = length or (lambda submission: len(said(submission)))
-    return Term("length", cap, lambda submission: cap * soft_overlong(count(submission), limit, cache))
+    return Term(
+        "length", cap, lambda submission: cap * soft_overlong(count(submission), limit, cache)
+    )
 
 
 def repetition_penalty(*, n: int = 4, cap: float = 0.5) -> Term:
@@ -109,7 +122,9 @@ def repetition_penalty(*, n: int = 4, cap: float = 0.5) -> Term:
     """
     if n < 1:
         raise ConfigError(f"n={n} must be at least 1")
-    return Term("repetition", cap, lambda submission: -cap * repeated_share(said(submission).split(), n))
+    return Term(
+        "repetition", cap, lambda submission: -cap * repeated_share(said(submission).split(), n)
+    )
 
 
 def soft_overlong(length: int, limit: int, cache: int) -> float:
@@ -121,7 +136,9 @@ def soft_overlong(length: int, limit: int, cache: int) -> float:
 
 
 def repeated_share(words: Sequence[str], n: int) -> float:
-    """1 − distinct n-grams / n-grams, in [0, 1); 0 where there are fewer than n words (Yeo et al. 2025)."""
+    """1 − distinct n-grams / n-grams, in [0, 1); 0 where there are fewer than n words (Yeo et al.
+    2025).
+    """
     grams = [tuple(words[index : index + n]) for index in range(len(words) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
@@ -132,7 +149,11 @@ def said(submission: Submission) -> str:
     for message in submission.messages:
         if message.role == "assistant":
             calls = [
-                call.text if isinstance(call, BadCall) else f"{call.name} {json.dumps(dict(call.arguments))}"
+                (
+                    call.text
+                    if isinstance(call, BadCall)
+                    else f"{call.name} {json.dumps(dict(call.arguments))}"
+                )
                 for call in message.tool_calls
             ]
             pieces += [message.reasoning, message.content, *calls]

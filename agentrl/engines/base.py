@@ -1,4 +1,6 @@
-"""The engine protocol: ids in, ids and log-probabilities out. Nothing here knows of text or messages."""
+"""The engine protocol: ids in, ids and log-probabilities out. Nothing here knows of text or
+messages.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ class Sampling:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens can never be drawn; a trainer cannot score such samples without the sampling mask."""
+        """Whether some tokens can never be drawn; a trainer cannot score such samples without the
+        sampling mask.
+        """
         return self.top_p < 1 or self.top_k > 0 or self.temperature == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled: ids (the stop token included), one log-probability each, why it ended, by which weights."""
+    """What was sampled: ids (the stop token included), one log-probability each, why it ended, by
+    which weights.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -45,7 +51,9 @@ class Engine(Protocol):
     version: int
     context_length: int
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Generation:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
+    ) -> Generation:
         """Sample one continuation; equal arguments and weights give equal draws.
 
         Raises:
@@ -54,7 +62,9 @@ class Engine(Protocol):
         ...
 
     def seat(self) -> AbstractContextManager[None]:
-        """Announce an episode that will send requests: a turn-synchronous engine waits for all that are seated."""
+        """Announce an episode that will send requests: a turn-synchronous engine waits for all that
+        are seated.
+        """
         ...
 
     async def close(self) -> None:

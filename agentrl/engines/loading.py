@@ -1,4 +1,6 @@
-"""A model folder -> model and tokenizer, with one clear sentence for every way in which the folder can be wrong."""
+"""A model folder -> model and tokenizer, with one clear sentence for every way in which the folder
+can be wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.chat import Chat
+from agentrl.chat.tokens import Chat
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 
@@ -24,12 +26,19 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         ConfigError: there is no such folder, or no tokenizer in it that can be loaded.
     """
     folder = _folder(path)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
-        raise ConfigError(f"model folder {folder} has no tokenizer: save one there with tokenizer.save_pretrained()")
+    if not any(
+        (folder / name).is_file()
+        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+    ):
+        raise ConfigError(
+            f"model folder {folder} has no tokenizer: save one there with"
+            " tokenizer.save_pretrained()"
+        )
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     with _readable(folder, "tokenizer"):
-        # AutoTokenizer would give a generic tokenizer in a Qwen2 folder Qwen2's own way of cutting words, silently.
+        # AutoTokenizer would give a generic tokenizer in a Qwen2 folder Qwen2's own way of cutting
+        # words, silently.
         loader: Any = PreTrainedTokenizerFast if _is_generic(folder) else AutoTokenizer
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
     return tokenizer
@@ -40,7 +49,10 @@ def _is_generic(folder: Path) -> bool:
     config = folder / "tokenizer_config.json"
     if not (config.is_file() and (folder / "tokenizer.json").is_file()):
         return False
-    return json.loads(config.read_text()).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return json.loads(config.read_text()).get("tokenizer_class") in (
+        "TokenizersBackend",
+        "PreTrainedTokenizerFast",
+    )
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
@@ -78,15 +90,17 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
     """Load the sequence classifier of a folder, with a trained head of one label.
 
     Raises:
-        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head would be random.
+        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head
+            would be random.
     """
     from transformers import AutoModelForSequenceClassification
 
     model, found = _load(AutoModelForSequenceClassification, path, output_loading_info=True)
     if found["missing_keys"] or model.config.num_labels != 1:
         raise ConfigError(
-            f"model folder {path} is no reward model: it needs the weights of a head with num_labels=1, not"
-            f" {model.config.num_labels} labels and missing {sorted(found['missing_keys'])}"
+            f"model folder {path} is no reward model: it needs the weights of a head with"
+            f" num_labels=1, not {model.config.num_labels} labels and missing"
+            f" {sorted(found['missing_keys'])}"
         )
     loaded: PreTrainedModel = model
     return loaded
@@ -95,13 +109,16 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
 def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrainedModel:
     """A value model from the folder of a policy, of a reward model, or of a critic that was saved.
 
-    It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in float32 whatever the
-    folder's precision: steps of a usual learning rate are smaller than bfloat16 can hold. A head that the folder lacks
-    starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the conversation so far.
+    It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in
+    float32 whatever the folder's precision: steps of a usual learning rate are smaller than
+    bfloat16 can hold. A head that the folder lacks starts at zero: from a policy, V = 0 everywhere.
+    From a reward model, V is its reward for the
+        conversation so far.
     The global random state is left alone.
 
     Raises:
-        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head cannot be taken over.
+        ConfigError: there is no such folder, no model in it that can be loaded, or one whose head
+            cannot be taken over.
     """
     import torch
     from transformers import AutoConfig, AutoModelForTokenClassification
@@ -110,16 +127,27 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     config.num_labels = 1
     wide = torch.promote_types(config.dtype or torch.float32, torch.float32)
-    with torch.random.fork_rng(devices=()), _quiet():  # a missing head is drawn at random, and reported; then it is 0
-        model, found = _load(AutoModelForTokenClassification, path, config=config, dtype=wide, output_loading_info=True)
+    with (
+        torch.random.fork_rng(devices=()),
+        _quiet(),
+    ):  # a missing head is drawn at random, and reported; then it is 0
+        model, found = _load(
+            AutoModelForTokenClassification,
+            path,
+            config=config,
+            dtype=wide,
+            output_loading_info=True,
+        )
     head = scalar_head(model)
-    absent = {name: weight for name, weight in model.named_parameters() if name in found["missing_keys"]}
+    absent = {
+        name: weight for name, weight in model.named_parameters() if name in found["missing_keys"]
+    }
     if any(weight is not head.weight and weight is not head.bias for weight in absent.values()) or (
         absent and "score.weight" in found["unexpected_keys"]
     ):
         raise ConfigError(
-            f"model folder {path} cannot become a critic: nothing in it fits {sorted(absent)}; start from the policy, "
-            "or from a reward model of the same family"
+            f"model folder {path} cannot become a critic: nothing in it fits {sorted(absent)};"
+            " start from the policy, or from a reward model of the same family"
         )
     for weight in absent.values():
         torch.nn.init.zeros_(weight)
@@ -128,7 +156,9 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
 
 
 def scalar_head(model: Any) -> torch.nn.Linear:
-    """The layer of a token classifier that makes labels of hidden states, whatever its family calls it."""
+    """The layer of a token classifier that makes labels of hidden states, whatever its family calls
+    it.
+    """
     head: torch.nn.Linear = getattr(model, "score", None) or model.classifier
     return head
 
@@ -136,7 +166,10 @@ def scalar_head(model: Any) -> torch.nn.Linear:
 def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
     folder = _folder(path)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model folder {folder} has no config.json: save a model there with model.save_pretrained()")
+        raise ConfigError(
+            f"model folder {folder} has no config.json: save a model there with"
+            " model.save_pretrained()"
+        )
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -144,10 +177,14 @@ def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
         return loader.from_pretrained(folder, local_files_only=True, **kwargs)
 
 
-def transformers_engine(model: PreTrainedModel, chat: Chat, *, synchronous: bool = False) -> TransformersEngine:
+def transformers_engine(
+    model: PreTrainedModel, chat: Chat, *, synchronous: bool = False
+) -> TransformersEngine:
     """An engine for a model and the chat whose stop tokens end its turns."""
     pad = chat.tokenizer.pad_token_id
-    return TransformersEngine(model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous)
+    return TransformersEngine(
+        model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous
+    )
 
 
 @contextmanager
@@ -170,11 +207,15 @@ def _readable(folder: Path, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"the {what} of folder {folder} cannot be loaded: {type(error).__name__}: {why}") from error
+        raise ConfigError(
+            f"the {what} of folder {folder} cannot be loaded: {type(error).__name__}: {why}"
+        ) from error
 
 
 def _folder(path: str | Path) -> Path:
     folder = Path(path)
     if not folder.is_dir():
-        raise ConfigError(f"model folder {folder} does not exist: give the path of a Hugging Face model folder")
+        raise ConfigError(
+            f"model folder {folder} does not exist: give the path of a Hugging Face model folder"
+        )
     return folder

@@ -1,9 +1,10 @@
 """The `transformers` engine: batched sampling on a loaded model, with weights updated in place.
 
-Why not `model.generate`: every row needs its own seed, whatever else is in the batch, and the log-probability of each
-draw under the very distribution it was drawn from. Draws invert the cumulative distribution with one uniform number
-per row and position, so a row's samples depend on its seed alone (up to floating-point differences between batch
-shapes; `synchronous=True` fixes the shapes too).
+Why not `model.generate`: every row needs its own seed, whatever else is in the batch, and the
+log-probability of each draw under the very distribution it was drawn from. Draws invert the
+cumulative distribution with one uniform number per row and position, so a row's samples depend on
+its seed alone (up to floating-point differences between batch shapes; `synchronous=True` fixes the
+shapes too).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class TransformersEngine:
         model: used as it is, so a trainer that updates it in place updates the engine.
         stop_ids: tokens that end a turn; the one that was sampled is part of the result.
         pad_id: any valid id; padded positions are masked.
-        synchronous: wait until every seated episode has sent its request, and sample them in an order that does not
-            depend on arrival: batches then do not depend on timing. Otherwise whatever is waiting is sampled as soon
-            as the model is free.
+        synchronous: wait until every seated episode has sent its request, and sample them in an
+            order that does not depend on arrival: batches then do not depend on timing. Otherwise
+            whatever is waiting is sampled as soon as the model is free.
         max_batch: rows that are sampled at once.
     """
 
@@ -79,18 +80,24 @@ class TransformersEngine:
             self._seats -= 1
             self._start()
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Generation:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
+    ) -> Generation:
         """Sample one continuation.
 
         Raises:
-            EngineError: the prompt is none for this model, or the model failed; the cause is in the message.
+            EngineError: the prompt is none for this model, or the model failed; the cause is in the
+                message.
         """
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
-            raise EngineError(f"prompt ids must be at least one, each below the vocabulary's size {self._vocab_size}")
+            raise EngineError(
+                "prompt ids must be at least one, each below the vocabulary's size"
+                f" {self._vocab_size}"
+            )
         if len(prompt_ids) + sampling.max_tokens > self.context_length:
             raise EngineError(
-                f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the context length"
-                f" {self.context_length}"
+                f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the"
+                f" context length {self.context_length}"
             )
         reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(tuple(prompt_ids), sampling, seed, reply))
@@ -119,7 +126,9 @@ class TransformersEngine:
 
     async def _run(self) -> None:
         """Sample what is waiting, until nothing is due."""
-        await asyncio.sleep(0)  # lets requests that are being made in this turn of the loop join the batch
+        await asyncio.sleep(
+            0
+        )  # lets requests that are being made in this turn of the loop join the batch
         while self._due():
             batch, self._waiting = sorted(self._waiting, key=_batch_order), []
             for _, alike in groupby(batch, key=lambda request: _batch_order(request)[0]):
@@ -129,7 +138,9 @@ class TransformersEngine:
 
     async def _answer(self, rows: list[_Request]) -> None:
         try:
-            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._sample, rows)
+            results = await asyncio.get_running_loop().run_in_executor(
+                self._worker, self._sample, rows
+            )
         except Exception as cause:  # noqa: BLE001 - handed to every request that waits for this batch
             for request in rows:
                 if not request.reply.done():
@@ -143,7 +154,9 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _sample(self, rows: Sequence[_Request]) -> list[Generation]:
-        """Prefill, then decode until each row has stopped. Letters: B rows still alive, T positions, V tokens."""
+        """Prefill, then decode until each row has stopped. Letters: B rows still alive, T
+        positions, V tokens.
+        """
         with self.lock:
             was_training = self.model.training
             self.model.eval()
@@ -162,7 +175,9 @@ class _Batch:
     cache: Any
 
     def keep(self, alive: list[int]) -> None:
-        """Go on with the rows `alive` (positions within the batch); one that stands twice is copied."""
+        """Go on with the rows `alive` (positions within the batch); one that stands twice is
+        copied.
+        """
         index = torch.tensor(alive, device=self.attention_BT.device)
         self.rows = [self.rows[i] for i in alive]
         self.attention_BT = self.attention_BT[index]
@@ -174,7 +189,9 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
 
     model, device = engine.model, engine.model.device
     limits = [request.sampling.max_tokens for request in requests]
-    uniform = [_uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)]
+    uniform = [
+        _uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)
+    ]
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
     ids_BT, attention_BT = _left_pad(prompts, engine._pad_id, device)
     batch = _Batch(list(range(len(prompts))), attention_BT, DynamicCache(config=model.config))
@@ -194,7 +211,9 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
             logits_to_keep=1,
         )
         logits_BV = output.logits[:, -1]
-        if step == 0:  # a prompt that several rows share (the episodes of a group) was computed once
+        if (
+            step == 0
+        ):  # a prompt that several rows share (the episodes of a group) was computed once
             batch.keep(prompt_of)
             batch.rows = list(range(len(requests)))
             row_of_B = torch.tensor(prompt_of, device=device)
@@ -225,12 +244,15 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
     ]
 
 
-def draw(logits_BV: torch.Tensor, u_B: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row by inverting the cumulative distribution at `u_B` (uniform on [0, 1), float64).
+def draw(
+    logits_BV: torch.Tensor, u_B: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row by inverting the cumulative distribution at `u_B` (uniform on [0, 1),
+    float64).
 
     Returns:
-        tokens_B (int64) and logprobs_B (float32): of the distribution after temperature, top-k and top-p. Temperature 0
-        takes the most likely token, with log-probability 0.
+        tokens_B (int64) and logprobs_B (float32): of the distribution after temperature, top-k and
+        top-p. Temperature 0 takes the most likely token, with log-probability 0.
     """
     logits_BV = logits_BV.float()
     if sampling.temperature == 0:
@@ -242,12 +264,16 @@ def draw(logits_BV: torch.Tensor, u_B: torch.Tensor, sampling: Sampling) -> tupl
     if sampling.top_p < 1:
         sorted_BV, order_BV = logits_BV.sort(descending=True)
         before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
-        drop_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= sampling.top_p)
+        drop_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(
+            -1, order_BV, before_BV >= sampling.top_p
+        )
         logits_BV = logits_BV.masked_fill(drop_BV, -torch.inf)
     logprobs_BV = logits_BV.log_softmax(-1)
     cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
     total_B1 = cumulative_BV[:, -1:]
-    target_B1 = torch.minimum(u_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    target_B1 = torch.minimum(
+        u_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1))
+    )
     tokens_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
     return tokens_B1[:, 0], logprobs_BV.gather(-1, tokens_B1)[:, 0]
 
@@ -256,7 +282,9 @@ def _uniform(seed: int, count: int) -> torch.Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _left_pad(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-aligned ids_BT and attention_BT."""
     width = max(len(row) for row in rows)
     ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
@@ -268,7 +296,9 @@ def _left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) 
 
 
 def _batch_order(request: _Request) -> tuple[tuple[float, float, int], int, int, tuple[int, ...]]:
-    """Rows of one distribution stand together, rows of like length side by side, and arrival plays no part."""
+    """Rows of one distribution stand together, rows of like length side by side, and arrival plays
+    no part.
+    """
     sampling = request.sampling
     distribution = (sampling.temperature, sampling.top_p, sampling.top_k)
     return distribution, len(request.prompt_ids), request.seed, request.prompt_ids

@@ -14,9 +14,10 @@ from agentrl.errors import AgentRLError, ContractError
 from agentrl.evaluation.leaks import shown_secret
 from agentrl.evaluation.outcomes import Outcome, outcomes
 from agentrl.gym import GymEnv
-from agentrl.policies import Policy, Scripted, noop
+from agentrl.policies.base import Policy, Scripted, noop
 from agentrl.registry import factory
-from agentrl.rollout import Rollouts, Setting
+from agentrl.rollout.play import Setting
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.tools import tools_of
 from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Ending, Message, Task, ToolCall
@@ -33,12 +34,15 @@ class Finding:
     problem: str = ""
 
 
-def check_named(env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, sandbox: str = "auto") -> list[Finding]:
-    """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule here.
+def check_named(
+    env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, sandbox: str = "auto"
+) -> list[Finding]:
+    """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule
+    here.
 
     Raises:
-        ConfigError: unknown environment, a file that cannot be loaded, a setting that it does not take, or a sandbox
-            that cannot be had.
+        ConfigError: unknown environment, a file that cannot be loaded, a setting that it does not
+            take, or a sandbox that cannot be had.
     """
     try:
         make = factory(env_id, **settings)
@@ -47,7 +51,9 @@ def check_named(env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, s
     return check_environment(make, n_tasks=n_tasks, sandbox=sandbox)
 
 
-def check_environment(make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox: str = "auto") -> list[Finding]:
+def check_environment(
+    make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox: str = "auto"
+) -> list[Finding]:
     """Try every rule on the first `n_tasks` tasks of each split.
 
     Args:
@@ -56,7 +62,8 @@ def check_environment(make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox:
         sandbox: backend, for environments that need one.
 
     Raises:
-        ConfigError: the backend cannot be used, or is no boundary for an environment that asks for one.
+        ConfigError: the backend cannot be used, or is no boundary for an environment that asks for
+            one.
     """
     return list(_findings(make, n_tasks, sandbox))
 
@@ -65,7 +72,8 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
     env = make()
     sandbox = _usable(sandbox, env)
     yield Finding(
-        "its id ends in a version, as in name-v0", "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}"
+        "its id ends in a version, as in name-v0",
+        "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}",
     )
     yield _guarded(_TOOLS, lambda: _check_tools(env))
     tasks: dict[str, list[Task]] = {}
@@ -76,7 +84,10 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
         return
     if not env.one_split:
         yield _guarded("splits share no task", lambda: _check_disjoint(tasks))
-    yield _guarded("no long text of a hidden part or oracle is in what the agent gets", lambda: _check_leaks(tasks))
+    yield _guarded(
+        "no long text of a hidden part or oracle is in what the agent gets",
+        lambda: _check_leaks(tasks),
+    )
     every = [task for split in SPLITS for task in tasks[split]]
     every = list({task.id: task for task in every}.values())
     oracle = _play(make, Scripted("oracle", env.oracle_actions), every, sandbox, group_size=2)
@@ -87,13 +98,17 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
     yield _judged("doing nothing passes no task", idle, lambda episode: episode.passed is False)
     rude = _play(make, Scripted("rude", lambda task: _rude_turns(env)), every[:2], sandbox)
     yield _judged(
-        "bad calls are answered, never a crash", rude, lambda episode: episode.end.ending is not Ending.FAILED
+        "bad calls are answered, never a crash",
+        rude,
+        lambda episode: episode.end.ending is not Ending.FAILED,
     )
     yield _guarded("gymnasium's check_env passes", lambda: _check_gym(make, sandbox))
 
 
 def _usable(sandbox: str, env: ToolEnv) -> str:
-    """The backend that will serve: one that cannot be had is no fault of the environment, and "auto" is said once."""
+    """The backend that will serve: one that cannot be had is no fault of the environment, and
+    "auto" is said once.
+    """
     pool = env.open_pool(sandbox)
     if env.needs_sandbox:
         pool.tell()
@@ -109,11 +124,19 @@ def _guarded(rule: str, check: Callable[[], str]) -> Finding:
 
 
 def _check_tools(env: ToolEnv) -> str:
-    """`@tool` refuses what is untyped; what remains is that every argument is described or self-explaining."""
-    return "" if tools_of(type(env)) or type(env).on_text is not ToolEnv.on_text else "it has no tools and no on_text"
+    """`@tool` refuses what is untyped; what remains is that every argument is described or
+    self-explaining.
+    """
+    return (
+        ""
+        if tools_of(type(env)) or type(env).on_text is not ToolEnv.on_text
+        else "it has no tools and no on_text"
+    )
 
 
-def _check_split(make: Callable[[], ToolEnv], split: str, n_tasks: int, found: dict[str, list[Task]]) -> str:
+def _check_split(
+    make: Callable[[], ToolEnv], split: str, n_tasks: int, found: dict[str, list[Task]]
+) -> str:
     first, again = (list(itertools.islice(make().tasks(split, 0), n_tasks)) for _ in range(2))
     found[split] = first
     if not first:
@@ -126,7 +149,10 @@ def _check_split(make: Callable[[], ToolEnv], split: str, n_tasks: int, found: d
 
 
 def _check_disjoint(tasks: dict[str, list[Task]]) -> str:
-    content = {split: {(task.instruction, *task.files.items()): task.id for task in tasks[split]} for split in SPLITS}
+    content = {
+        split: {(task.instruction, *task.files.items()): task.id for task in tasks[split]}
+        for split in SPLITS
+    }
     shared = [content["train"][key] for key in content["train"].keys() & content["test"].keys()]
     return f"task {sorted(shared)[0]} is in both" if shared else ""
 
@@ -139,11 +165,17 @@ def _check_leaks(tasks: dict[str, list[Task]]) -> str:
 
 
 def _play(
-    make: Callable[[], ToolEnv], policy: Policy, tasks: list[Task], sandbox: str, group_size: int = 1
+    make: Callable[[], ToolEnv],
+    policy: Policy,
+    tasks: list[Task],
+    sandbox: str,
+    group_size: int = 1,
 ) -> list[Episode] | str:
     """All episodes, or what went wrong before there were any."""
     try:
-        rollouts = Rollouts(Setting(make, policy, make().open_pool(sandbox)), group_size=group_size, concurrency=4)
+        rollouts = Rollouts(
+            Setting(make, policy, make().open_pool(sandbox)), group_size=group_size, concurrency=4
+        )
     except AgentRLError as error:
         return str(error)
     try:
@@ -164,7 +196,9 @@ def _judged(rule: str, episodes: list[Episode] | str, holds: Callable[[Episode],
     first = wrong[0]
     why = first.failure or first.score.why
     return Finding(
-        rule, f"{len(wrong)} of {len(episodes)} do not, first task {first.task.id} ({first.end.value}): {why}"
+        rule,
+        f"{len(wrong)} of {len(episodes)} do not, first task {first.task.id} ({first.end.value}):"
+        f" {why}",
     )
 
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from agentrl.types import Task
 
 SHORTEST = 24
-"""Letters from which a text is told from chance; shorter values are looked for by planting canaries."""
+"""Letters from which a text is told from chance; shorter values are looked for by planting
+canaries.
+"""
 
 SHOWN = 40
 """Letters from which a text of the task that the agent sees is no quotation by chance."""
@@ -27,7 +29,9 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def shown_secret(task: Task) -> str:
-    """A long text of the hidden part or the oracle that the agent's view of the task holds; empty if there is none."""
+    """A long text of the hidden part or the oracle that the agent's view of the task holds; empty
+    if there is none.
+    """
     seen = list(texts_in(task.view().model_dump(mode="json")))
     for secret in texts_in([task.hidden, task.oracle]):
         secret = secret.strip()  # a quotation seldom keeps the last line end
@@ -37,7 +41,9 @@ def shown_secret(task: Task) -> str:
 
 
 def secrets_of(task: Task) -> dict[str, str]:
-    """Text -> what it is: long texts of hidden part and oracle and their long lines, but for what the view shows."""
+    """Text -> what it is: long texts of hidden part and oracle and their long lines, but for what
+    the view shows.
+    """
     seen = "\n".join(texts_in(task.view().model_dump(mode="json")))
     found: dict[str, str] = {}
     for what, part in (("hidden part", task.hidden), ("reference solution", task.oracle)):
@@ -49,7 +55,9 @@ def secrets_of(task: Task) -> dict[str, str]:
 
 
 def hashes_of(task: Task) -> dict[str, str]:
-    """Hex sha256 -> what it is, for every long text of hidden part and oracle, with and without a line end."""
+    """Hex sha256 -> what it is, for every long text of hidden part and oracle, with and without a
+    line end.
+    """
     found: dict[str, str] = {}
     for what, part in (("hidden part", task.hidden), ("reference solution", task.oracle)):
         for text in texts_in(part):

@@ -1,4 +1,6 @@
-"""How an episode's tool calls went, read off the fixed form in which `agentrl.tools` words every error."""
+"""How an episode's tool calls went, read off the fixed form in which `agentrl.tools` words every
+error.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,26 @@ _NOBODYS = {"bad_call": "(unreadable call)", "unknown_tool": "(unknown tool)"}
 
 
 class Outcome(NamedTuple):
-    """One answered call: the name that was called (empty where it could not be read) and the text of its error."""
+    """One answered call: the name that was called (empty where it could not be read) and the text
+    of its error.
+    """
 
     name: str
     error: str = ""
 
     @property
     def tool(self) -> str:
-        """The tool's name; calls that reached none share a name in parentheses, since the agent may call anything."""
+        """The tool's name; calls that reached none share a name in parentheses, since the agent may
+        call anything.
+        """
         kind = error_kind(self.error)
         return _NOBODYS.get(kind, self.name)
 
 
 def error_kind(text: str) -> str:
-    """Which fixed-form error a tool message is (see `agentrl.tools.ErrorKind`); empty if it is none."""
+    """Which fixed-form error a tool message is (see `agentrl.tools.ErrorKind`); empty if it is
+    none.
+    """
     found = _ERROR.match(text)
     return found[1] if found else ""
 

@@ -43,8 +43,8 @@ class PassAt:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k draws without replacement is solved: 1 − C(n−c,k)/C(n,k).
 
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). The quotient of two exact integers is rounded once,
-    so nothing cancels however large n is.
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). The quotient of two exact
+    integers is rounded once, so nothing cancels however large n is.
 
     Raises:
         ConfigError: not 0 ≤ c ≤ n, or not 1 ≤ k ≤ n.
@@ -73,7 +73,8 @@ def pass_at(
     estimator: Callable[[int, int, int], float] = pass_at_k,
     seed: int = 0,
 ) -> dict[int, PassAt]:
-    """Mean of an estimator over tasks, for each k; a task with n < k is excluded and counted, never padded.
+    """Mean of an estimator over tasks, for each k; a task with n < k is excluded and counted, never
+    padded.
 
     Args:
         counts: task id → (n, c).
@@ -88,13 +89,19 @@ def pass_at(
     result = {}
     for k in ks:
         if k > most:
-            raise ConfigError(f"k={k} exceeds the {most} samples of every task; sample more or ask for a smaller k")
+            raise ConfigError(
+                f"k={k} exceeds the {most} samples of every task; sample more or ask for a"
+                " smaller k"
+            )
         result[k] = _mean_over_tasks(counts, k, estimator, seed)
     return result
 
 
-def bootstrap_ci(values: Sequence[float], *, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Percentile bootstrap interval of the mean of `values`, one per task, resampled with replacement.
+def bootstrap_ci(
+    values: Sequence[float], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """Percentile bootstrap interval of the mean of `values`, one per task, resampled with
+    replacement.
 
     Where all values are equal the interval is that point; `wilson_ci` says more there.
 
@@ -112,14 +119,18 @@ def bootstrap_ci(values: Sequence[float], *, level: float = 0.95, resamples: int
 
 
 def wilson_ci(successes: int, trials: int, *, level: float = 0.95) -> Interval:
-    """Wilson score interval of one proportion (Wilson 1927); honest at 0 and 1, where a bootstrap has no width.
+    """Wilson score interval of one proportion (Wilson 1927); honest at 0 and 1, where a bootstrap
+    has no width.
 
     Raises:
         ConfigError: not 0 ≤ successes ≤ trials, no trials, or level not inside (0, 1).
     """
     _check_level(level)
     if trials < 1 or not 0 <= successes <= trials:
-        raise ConfigError(f"{successes} successes in {trials} trials is impossible; need 0 <= successes <= trials >= 1")
+        raise ConfigError(
+            f"{successes} successes in {trials} trials is impossible; need 0 <= successes <= trials"
+            " >= 1"
+        )
     z = NormalDist().inv_cdf((1 + level) / 2)
     share, spread = successes / trials, z * z / trials
     middle = (share + spread / 2) / (1 + spread)
@@ -130,7 +141,9 @@ def wilson_ci(successes: int, trials: int, *, level: float = 0.95) -> Interval:
 
 
 def task_counts(episodes: Iterable[Episode]) -> dict[str, tuple[int, int]]:
-    """Task id → (n, c) over scored episodes; a task whose episodes all failed has n = 0 and is still listed."""
+    """Task id → (n, c) over scored episodes; a task whose episodes all failed has n = 0 and is
+    still listed.
+    """
     counts: dict[str, tuple[int, int]] = {}
     for episode in episodes:
         n, c = counts.get(episode.task.id, (0, 0))
@@ -138,12 +151,15 @@ def task_counts(episodes: Iterable[Episode]) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def summarize(episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: int = 0) -> dict[str, Any]:
+def summarize(
+    episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: int = 0
+) -> dict[str, Any]:
     """Statistics of an evaluation, ready for JSON.
 
-    Episodes that infrastructure failed count in `n_episodes`, `n_failed_infra`, `end_reasons`, `tools` and `cost` (they
-    were paid for), and in nothing else. Of episodes with one key the last counts. Keys of `pass_at`, `pass_hat`, `ci95`
-    and `n_excluded` are k as text; a value is None where failures left no task with k scored samples.
+    Episodes that infrastructure failed count in `n_episodes`, `n_failed_infra`, `end_reasons`,
+    `tools` and `cost` (they were paid for), and in nothing else. Of episodes with one key the last
+    counts. Keys of `pass_at`, `pass_hat`, `ci95` and `n_excluded` are k as text; a value is None
+    where failures left no task with k scored samples.
 
     Raises:
         ConfigError: a k exceeds the samples, failed ones included, of every task.
@@ -153,7 +169,10 @@ def summarize(episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: in
     counts, ks = task_counts(latest), sorted(set(ks))
     played = max(Counter(episode.task.id for episode in latest).values(), default=0)
     if latest and ks and ks[-1] > played:
-        raise ConfigError(f"k={ks[-1]} exceeds the {played} samples of every task; sample more or ask for a smaller k")
+        raise ConfigError(
+            f"k={ks[-1]} exceeds the {played} samples of every task; sample more or ask for a"
+            " smaller k"
+        )
     at = {str(k): _mean_over_tasks(counts, k, pass_at_k, seed) for k in ks}
     return {
         "pass_at": {k: result.value for k, result in at.items()},
@@ -163,23 +182,37 @@ def summarize(episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: in
         "n_tasks": len(counts),
         "n_episodes": len(latest),
         "n_failed_infra": len(latest) - len(scored),
-        "mean_reward": _mean([episode.score.value for episode in scored if episode.score.value is not None]),
+        "mean_reward": _mean(
+            [episode.score.value for episode in scored if episode.score.value is not None]
+        ),
         "mean": {
             name: _mean([getattr(episode.counts, name) for episode in scored])
-            for name in ("turns", "tool_calls", "tool_errors", "bad_calls", "sampled_tokens", "prompt_tokens", "wall_s")
+            for name in (
+                "turns",
+                "tool_calls",
+                "tool_errors",
+                "bad_calls",
+                "sampled_tokens",
+                "prompt_tokens",
+                "wall_s",
+            )
         },
         "side_effects": _side_effects(scored),
-        "cost": {
-            name: sum(getattr(episode.counts, name) for episode in latest)
-            for name in ("turns", "tool_calls", "sampled_tokens", "prompt_tokens", "wall_s")
-        }
-        | {"usd": _total([episode.counts.usd for episode in latest])},
+        "cost": (
+            {
+                name: sum(getattr(episode.counts, name) for episode in latest)
+                for name in ("turns", "tool_calls", "sampled_tokens", "prompt_tokens", "wall_s")
+            }
+            | {"usd": _total([episode.counts.usd for episode in latest])}
+        ),
         "tools": tool_counts(latest),
         "end_reasons": dict(sorted(Counter(episode.end.value for episode in latest).items())),
     }
 
 
-def _mean_over_tasks(counts: TaskCounts, k: int, estimator: Callable[[int, int, int], float], seed: int) -> PassAt:
+def _mean_over_tasks(
+    counts: TaskCounts, k: int, estimator: Callable[[int, int, int], float], seed: int
+) -> PassAt:
     values = [estimator(n, c, k) for n, c in counts.values() if n >= k]
     excluded = len(counts) - len(values)
     if not values:
@@ -222,4 +255,6 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise ConfigError(f"level={level} is no confidence level; choose one inside (0, 1), such as 0.95")
+        raise ConfigError(
+            f"level={level} is no confidence level; choose one inside (0, 1), such as 0.95"
+        )

@@ -1,7 +1,9 @@
-"""Score the artifacts of recorded episodes anew; the records themselves stay as they are. `agentrl regrade` runs it.
+"""Score the artifacts of recorded episodes anew; the records themselves stay as they are. `agentrl
+regrade` runs it.
 
-An episode's record keeps its artifacts and its conversation, but no hidden part: the task is taken from the environment
-again, and an episode whose task is not there, or has changed, is left out and counted.
+An episode's record keeps its artifacts and its conversation, but no hidden part: the task is taken
+from the environment again, and an episode whose task is not there, or has changed, is left out and
+counted.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import Any, NamedTuple
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, InfraError
 from agentrl.evaluation.resume import PLAN
-from agentrl.policies import noop
-from agentrl.records import read_episodes, write_bytes_atomic
+from agentrl.policies.base import noop
+from agentrl.records.files import read_episodes, write_bytes_atomic
 from agentrl.registry import factory
-from agentrl.rollout import Rollouts, Setting, derive_seed
+from agentrl.rollout.play import Setting, derive_seed
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Score, Task
@@ -68,15 +71,20 @@ class _Work(NamedTuple):
     seed: int
 
 
-def regrade(plan: RegradePlan, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Grade every finished episode of a run once more and write old and new scores to `regrade.jsonl` in its folder.
+def regrade(
+    plan: RegradePlan, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """Grade every finished episode of a run once more and write old and new scores to
+    `regrade.jsonl` in its folder.
 
-    A file of an earlier time is kept: the next is `regrade-2.jsonl`. `progress` is told how many episodes are graded,
+    A file of an earlier time is kept: the next is `regrade-2.jsonl`. `progress` is told how many
+        episodes are graded,
     and of how many, at the start and after each.
 
     Returns:
-        Counts (`n_episodes`, `n_regraded`, `n_changed`, `n_no_verdict`, `skipped` by reason), `mean_reward` before and
-        after over those graded both times, the first changes, and the path of the file.
+        Counts (`n_episodes`, `n_regraded`, `n_changed`, `n_no_verdict`, `skipped` by reason),
+        `mean_reward` before and after over those graded both times, the first changes, and the path
+        of the file.
 
     Raises:
         ConfigError: the run or its environment cannot be found.
@@ -84,12 +92,17 @@ def regrade(plan: RegradePlan, progress: Callable[[int, int], None] = lambda don
     """
     path = plan.run / "episodes.jsonl"
     if not path.is_file():
-        raise ConfigError(f"{plan.run} holds no episodes.jsonl: give the folder of an evaluation or a training run")
+        raise ConfigError(
+            f"{plan.run} holds no episodes.jsonl: give the folder of an evaluation or a"
+            " training run"
+        )
     episodes = list(read_episodes(path).values())
     config = _config(plan.run)
     env_id = plan.env or config.get("env") or (episodes[0].env if episodes else "")
     if not plan.env and ".py" in env_id and not config.get("env"):
-        raise ConfigError(f"{plan.run} names the file {env_id}, which a record may not have run: give it as --env")
+        raise ConfigError(
+            f"{plan.run} names the file {env_id}, which a record may not have run: give it as --env"
+        )
     make = factory(env_id, **{**config.get("settings", {}), **plan.settings})
     found = _find_tasks(make(), episodes, _streams(config, episodes))
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
@@ -103,7 +116,9 @@ def regrade(plan: RegradePlan, progress: Callable[[int, int], None] = lambda don
         rollouts.close()
     rows = [_row(episode, score) for episode, score in zip(due, scores, strict=True)]
     out = _free_name(plan.run)
-    write_bytes_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    write_bytes_atomic(
+        out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    )
     changed = [row for row in rows if row["changed"]]
     return {
         "run": str(plan.run),
@@ -125,8 +140,14 @@ def _config(run: Path) -> dict[str, Any]:
         try:
             config = tomllib.loads((run / "config.toml").read_text())
         except ValueError as error:
-            raise ConfigError(f"{run / 'config.toml'} is damaged ({error}): restore it, or give --env") from error
-        return {"env": config.get("env"), "settings": config.get("env_settings", {}), "seed": config.get("seed", 0)}
+            raise ConfigError(
+                f"{run / 'config.toml'} is damaged ({error}): restore it, or give --env"
+            ) from error
+        return {
+            "env": config.get("env"),
+            "settings": config.get("env_settings", {}),
+            "seed": config.get("seed", 0),
+        }
     try:
         settings = json.loads((run / PLAN).read_bytes()).get("settings", {})
     except (FileNotFoundError, ValueError):
@@ -143,12 +164,19 @@ def _streams(config: Mapping[str, Any], episodes: Iterable[Episode]) -> list[_St
     seed = config.get("seed", 0)
     for epoch in range(_EPOCHS if "seed" in config else 0):
         streams[_Stream("train", derive_seed(seed, "train", epoch), seed)] = None
-    streams |= {_Stream("test", derive_seed(seed, "test"), seed): None, _Stream("train", seed, seed): None}
+    streams |= {
+        _Stream("test", derive_seed(seed, "test"), seed): None,
+        _Stream("train", seed, seed): None,
+    }
     return list(streams)
 
 
-def _find_tasks(env: ToolEnv, episodes: Iterable[Episode], streams: Iterable[_Stream]) -> dict[str, tuple[Task, int]]:
-    """Task id -> the task with its hidden part, and the seed of its run, as far as they can be found."""
+def _find_tasks(
+    env: ToolEnv, episodes: Iterable[Episode], streams: Iterable[_Stream]
+) -> dict[str, tuple[Task, int]]:
+    """Task id -> the task with its hidden part, and the seed of its run, as far as they can be
+    found.
+    """
     wanted = {episode.task.id for episode in episodes}
     found: dict[str, tuple[Task, int]] = {}
     for stream in streams:
@@ -156,7 +184,9 @@ def _find_tasks(env: ToolEnv, episodes: Iterable[Episode], streams: Iterable[_St
         if not missing:
             break
         try:
-            tasks: Iterator[Task] = itertools.islice(env.tasks(stream.split, stream.seed), 4 * len(wanted) + _SEARCHED)
+            tasks: Iterator[Task] = itertools.islice(
+                env.tasks(stream.split, stream.seed), 4 * len(wanted) + _SEARCHED
+            )
             found |= {task.id: (task, stream.run_seed) for task in tasks if task.id in missing}
         except ConfigError:  # a split that this environment does not have
             continue
@@ -206,15 +236,28 @@ async def _grade(env: ToolEnv, work: _Work, pool: SandboxPool) -> Score:
 
 
 def _row(episode: Episode, score: Score) -> dict[str, Any]:
-    old, new = ({"value": s.value, "parts": dict(s.parts), "why": s.why} for s in (episode.score, score))
-    return {"v": 1, "key": list(episode.key), "old": old, "new": new, "changed": old["value"] != new["value"]}
+    old, new = (
+        {"value": s.value, "parts": dict(s.parts), "why": s.why} for s in (episode.score, score)
+    )
+    return {
+        "v": 1,
+        "key": list(episode.key),
+        "old": old,
+        "new": new,
+        "changed": old["value"] != new["value"],
+    }
 
 
 def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
     both = [row for row in rows if row["new"]["value"] is not None]
-    return {name: sum(row[name]["value"] for row in both) / len(both) if both else None for name in ("old", "new")}
+    return {
+        name: sum(row[name]["value"] for row in both) / len(both) if both else None
+        for name in ("old", "new")
+    }
 
 
 def _free_name(run: Path) -> Path:
-    names = itertools.chain(["regrade.jsonl"], (f"regrade-{number}.jsonl" for number in itertools.count(2)))
+    names = itertools.chain(
+        ["regrade.jsonl"], (f"regrade-{number}.jsonl" for number in itertools.count(2))
+    )
     return next(run / name for name in names if not (run / name).exists())

@@ -1,4 +1,6 @@
-"""Whether an interrupted evaluation is the same one: everything its score depends on is compared before it goes on."""
+"""Whether an interrupted evaluation is the same one: everything its score depends on is compared
+before it goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.records import write_json_atomic
+from agentrl.records.files import write_json_atomic
 
 PLAN = "plan.json"
 _EDGE = 1 << 20
 
 
 def claim(out: Path, plan: dict[str, Any]) -> None:
-    """Write the plan into its folder, or check that the folder's own says the same; more tasks may join.
+    """Write the plan into its folder, or check that the folder's own says the same; more tasks may
+    join.
 
     Args:
         out: the evaluation's folder.
@@ -29,17 +32,25 @@ def claim(out: Path, plan: dict[str, Any]) -> None:
     for name in sorted(plan.keys() & old.keys() - {"tasks"}):
         if plan[name] != old[name]:
             raise ConfigError(
-                f"{out} holds an evaluation with another {name}{_shown(old[name], plan[name])}: choose another --out"
+                f"{out} holds an evaluation with another {name}{_shown(old[name], plan[name])}:"
+                " choose another --out"
             )
     known = old.get("tasks", {})
-    changed = next((task for task, print_ in plan["tasks"].items() if known.get(task, print_) != print_), None)
+    changed = next(
+        (task for task, print_ in plan["tasks"].items() if known.get(task, print_) != print_), None
+    )
     if changed is not None:
-        raise ConfigError(f"{out} holds results of another {changed!r} (that task has changed): choose another --out")
+        raise ConfigError(
+            f"{out} holds results of another {changed!r} (that task has changed): choose another"
+            " --out"
+        )
     write_json_atomic(path, {**plan, "tasks": {**known, **plan["tasks"]}})
 
 
 def fingerprint_of(model: Path) -> str:
-    """Hash of a model folder: every file's name and size, and its first and last MiB (all of a small model)."""
+    """Hash of a model folder: every file's name and size, and its first and last MiB (all of a
+    small model).
+    """
     digest = hashlib.sha256()
     for file in sorted(path for path in model.rglob("*") if path.is_file()):
         size = file.stat().st_size

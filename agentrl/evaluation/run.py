@@ -15,15 +15,16 @@ from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
-from agentrl.policies import Policy, Scripted, TokenPolicy, noop
-from agentrl.records import EpisodeWriter, read_episodes, write_json_atomic
-from agentrl.rollout import Rollouts, Setting
+from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
+from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
+from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
+from agentrl.rollout.play import Setting
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.sandboxes.base import SandboxPool
-from agentrl.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
-from agentrl.verifiers.admission import admit
-from agentrl.verifiers.hidden import FORMS
+from agentrl.verifiers.code.admission import admit
+from agentrl.verifiers.code.hidden import FORMS
 
 POLICIES = "oracle, noop, hf:PATH or openai:MODEL@URL"
 _BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
@@ -41,7 +42,8 @@ class EvalPlan:
         limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
         out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
         temperature: of a sampled policy.
-        prices: US dollars per million prompt and completion tokens of a served policy; None where not known.
+        prices: US dollars per million prompt and completion tokens of a served policy; None where
+            not known.
     """
 
     make: Callable[[], ToolEnv]
@@ -62,7 +64,9 @@ class EvalPlan:
             raise ConfigError(f"--samples {self.samples} must be at least 1")
         wrong = [k for k in self.ks if not 1 <= k <= self.samples]
         if wrong or not self.ks:
-            raise ConfigError(f"--k {wrong[0] if wrong else '(empty)'} must be from 1 to --samples {self.samples}")
+            raise ConfigError(
+                f"--k {wrong[0] if wrong else '(empty)'} must be from 1 to --samples {self.samples}"
+            )
         if self.limit < 0:
             raise ConfigError(f"--limit {self.limit} must not be negative")
         if not 0 <= self.temperature < float("inf"):
@@ -78,7 +82,8 @@ class EvalProgress:
 
 
 def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, Any]:
-    """Play every admitted task and return the summary (see `passk.summarize`), with what was refused and why.
+    """Play every admitted task and return the summary (see `passk.summarize`), with what was
+    refused and why.
 
     Raises:
         ConfigError: a part cannot be had, or the split is endless and has no limit.
@@ -95,7 +100,9 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         claim(plan.out, describe(plan, env, tasks))
     played: list[Episode] = []
     with ExitStack() as parts:
-        writer = parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
+        writer = (
+            parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
+        )
 
         def finished(episode: Episode) -> None:
             if writer is not None:
@@ -104,13 +111,20 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
             progress.episode(episode)
 
         setting = Setting(plan.make, policy, pool, run, plan.seed)
-        rollouts = Rollouts(setting, group_size=plan.samples, concurrency=plan.concurrency or 64, on_episode=finished)
+        rollouts = Rollouts(
+            setting,
+            group_size=plan.samples,
+            concurrency=plan.concurrency or 64,
+            on_episode=finished,
+        )
         parts.callback(rollouts.close)
         parts.callback(lambda: rollouts.run(close_policy(policy)))
         refused = rollouts.run(_refused(env, tasks, pool))
         admitted = [task for task in tasks if task.id not in refused]
         if not admitted:
-            raise TaskError(f"no task of {env.id} was admitted; the first: {next(iter(refused.values()))}")
+            raise TaskError(
+                f"no task of {env.id} was admitted; the first: {next(iter(refused.values()))}"
+            )
         kept = [episode for task in admitted for episode in _samples_of(task, plan, done)]
         again = {task.id for task in admitted} - {episode.task.id for episode in kept}
         progress.started(len(again) * plan.samples)
@@ -125,7 +139,9 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         **summarize(episodes, plan.ks),
         "failures": _failures(episodes),
         "n_retried": len(attempts) - len(episodes),
-        "n_outside_plan": len({episode.key for episode in done} - {episode.key for episode in attempts}),
+        "n_outside_plan": len(
+            {episode.key for episode in done} - {episode.key for episode in attempts}
+        ),
         "n_refused": len(refused),
         "refused": refused,
     }
@@ -164,12 +180,17 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
     if kind == "openai":
         return _served_policy(path, plan)
     if kind == "vllm":
-        raise ConfigError(f"--policy {plan.policy!r}: {kind} policies are not part of this version: use {POLICIES}")
+        raise ConfigError(
+            f"--policy {plan.policy!r}: {kind} policies are not part of this version: use"
+            f" {POLICIES}"
+        )
     raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
 
 
 async def close_policy(policy: Policy) -> None:
-    """End the engine's thread or the connections of a policy of `open_policy`, on the loop where it played."""
+    """End the engine's thread or the connections of a policy of `open_policy`, on the loop where it
+    played.
+    """
     if isinstance(policy, TokenPolicy):
         await policy.engine.close()
     elif isinstance(policy, ServedPolicy):
@@ -182,20 +203,31 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
     if at and "://" not in url and not _BARE_ADDRESS.search(url):  # an @ of the model's own name
         model, at = address, ""
     prices = Prices(*plan.prices) if plan.prices else None
-    return ServedPolicy(model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices)
+    return ServedPolicy(
+        model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices
+    )
 
 
 def _transformers_policy(path: str, temperature: float, turn_tokens: int) -> Policy:
     try:
-        from agentrl.engines.loading import best_device, load_model, load_tokenizer, transformers_engine
+        from agentrl.engines.loading import (
+            best_device,
+            load_model,
+            load_tokenizer,
+            transformers_engine,
+        )
     except ImportError as error:
-        raise ConfigError(f"--policy hf:{path} needs torch and transformers: pip install 'agentrl[train]'") from error
-    from agentrl.chat import Chat
+        raise ConfigError(
+            f"--policy hf:{path} needs torch and transformers: pip install 'agentrl[train]'"
+        ) from error
+    from agentrl.chat.tokens import Chat
     from agentrl.engines.base import Sampling
 
     chat = Chat(load_tokenizer(path))
     engine = transformers_engine(load_model(path, best_device()), chat)
-    return TokenPolicy(engine, chat, Sampling(temperature=temperature, max_tokens=turn_tokens), name=f"hf:{path}")
+    return TokenPolicy(
+        engine, chat, Sampling(temperature=temperature, max_tokens=turn_tokens), name=f"hf:{path}"
+    )
 
 
 def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
@@ -205,7 +237,9 @@ def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
         ConfigError: there are none, or no end of them and no limit, or two with one id.
     """
     if env.endless and not plan.limit:
-        raise ConfigError(f"split {plan.split!r} of {env.id} does not end: say how many tasks with --limit")
+        raise ConfigError(
+            f"split {plan.split!r} of {env.id} does not end: say how many tasks with --limit"
+        )
     tasks = list(itertools.islice(env.tasks(plan.split, plan.seed), plan.limit or None))
     if not tasks:
         raise ConfigError(f"{env.id} has no tasks in split {plan.split!r}")
@@ -213,8 +247,14 @@ def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
 
 
 async def _refused(env: ToolEnv, tasks: Sequence[Task], pool: SandboxPool) -> dict[str, str]:
-    """Task id -> why it is not played. Generated tasks, which do not end, are vouched for by `agentrl check`."""
-    code = [] if env.endless else [task for task in tasks if env.screened or task.hidden.keys() & FORMS]
+    """Task id -> why it is not played. Generated tasks, which do not end, are vouched for by
+    `agentrl check`.
+    """
+    code = (
+        []
+        if env.endless
+        else [task for task in tasks if env.screened or task.hidden.keys() & FORMS]
+    )
     return await admit(code, env.verifier, pool, untrusted=env.untrusted)
 
 
@@ -223,7 +263,9 @@ def _failures(episodes: Iterable[Episode]) -> dict[str, str]:
     first: dict[str, str] = {}
     for episode in episodes:
         if episode.reward is None:
-            first.setdefault(episode.end.value, f"{episode.task.id}: {episode.failure or episode.score.why}")
+            first.setdefault(
+                episode.end.value, f"{episode.task.id}: {episode.failure or episode.score.why}"
+            )
     return first
 
 
@@ -237,22 +279,32 @@ def _recorded(plan: EvalPlan, run: str) -> list[Episode]:
     done = list(read_episodes(path).values()) if path and path.exists() else []
     other = next((episode.key.run for episode in done if episode.key.run != run), None)
     if other is not None:
-        raise ConfigError(f"{path} holds the evaluation {other!r}, not {run!r}: choose another --out")
+        raise ConfigError(
+            f"{path} holds the evaluation {other!r}, not {run!r}: choose another --out"
+        )
     return done
 
 
 def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Episode]:
-    """Recorded attempts at all samples of a task; none where one sample lacks a score, as the task is played anew."""
+    """Recorded attempts at all samples of a task; none where one sample lacks a score, as the task
+    is played anew.
+    """
     view = task.view()
-    found = [episode for episode in done if episode.task == view and episode.key.sample < plan.samples]
+    found = [
+        episode for episode in done if episode.task == view and episode.key.sample < plan.samples
+    ]
     scored = {episode.key.sample for episode in found if episode.end.ending is not Ending.FAILED}
     return found if len(scored) == plan.samples else []
 
 
 def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
-    """One episode per task and sample: the scored one if there is one, as an interrupted run may leave others."""
+    """One episode per task and sample: the scored one if there is one, as an interrupted run may
+    leave others.
+    """
     last: dict[tuple[str, int], Episode] = {}
-    for episode in sorted(episodes, key=lambda e: (e.end.ending is not Ending.FAILED, e.key.attempt)):
+    for episode in sorted(
+        episodes, key=lambda e: (e.end.ending is not Ending.FAILED, e.key.attempt)
+    ):
         last[episode.task.id, episode.key.sample] = episode
     return list(last.values())
 

@@ -17,12 +17,17 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
         left_out = f"; {excluded} left out, with fewer than {k} scored samples" if excluded else ""
         tasks = f"{result['n_tasks'] - excluded} tasks{left_out}"
         yield f"pass@{k} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {tasks})"
-    failed = f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were tried again)"
+    failed = (
+        f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were"
+        " tried again)"
+    )
     yield f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}"
     for name, why in result["failures"].items():
         yield f"failed, {name}, first: {why}"
     if outside := result["n_outside_plan"]:
-        yield f"recorded here but outside of this plan: {outside} episodes, in none of these figures"
+        yield (
+            f"recorded here but outside of this plan: {outside} episodes, in none of these figures"
+        )
     for task_id, why in result["refused"].items():
         yield f"refused {task_id}: {why}"
     yield "endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items())
@@ -32,16 +37,26 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _tools(tools: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     calls, errors = (sum(counts[name] for counts in tools.values()) for name in ("calls", "errors"))
-    failed = [f"{name} {counts['errors']} of {counts['calls']}" for name, counts in tools.items() if counts["errors"]]
+    failed = [
+        f"{name} {counts['errors']} of {counts['calls']}"
+        for name, counts in tools.items()
+        if counts["errors"]
+    ]
     if calls:
-        yield f"failed tool calls {errors} of {calls}" + (f": {', '.join(failed)}" if failed else "")
+        yield f"failed tool calls {errors} of {calls}" + (
+            f": {', '.join(failed)}" if failed else ""
+        )
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
-    """What was paid, infrastructure failures included; `wall_s` adds up episodes that played at the same time."""
+    """What was paid, infrastructure failures included; `wall_s` adds up episodes that played at the
+    same time.
+    """
     parts = [f"turns {cost['turns']:,}", f"tool calls {cost['tool_calls']:,}"]
     if cost["sampled_tokens"] or cost["prompt_tokens"]:
-        parts.append(f"sampled tokens {cost['sampled_tokens']:,}, other tokens {cost['prompt_tokens']:,}")
+        parts.append(
+            f"sampled tokens {cost['sampled_tokens']:,}, other tokens {cost['prompt_tokens']:,}"
+        )
     if cost["usd"] is not None:
         parts.append(f"US$ {cost['usd']:.4f}")
     return f"cost {', '.join(parts)}, {cost['wall_s']:.2f} s (all episodes added up)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from agentrl.envs.calc import Calculator
+from agentrl.verifiers.answers.text import numeric
 from agentrl.verifiers.base import Verifier
 from agentrl.verifiers.combine import weighted
 from agentrl.verifiers.shaping import format_reward, shaped
-from agentrl.verifiers.text import numeric
 
 
 class CalcTerms(Calculator):

@@ -1,9 +1,13 @@
-"""Does every recipe train? calc-v0 on the CPU, from one warm start, the same rounds and learning rate for all.
+"""Does every recipe train? calc-v0 on the CPU, from one warm start, the same rounds and learning
+rate for all.
 
-`python -m benchmarks.experiments.recipes [--folder DIR] [--seeds 0,1,2] [--recipes grpo,ppo] [--rounds 40]` plays what
-is missing in the folder (it can be stopped and gone on with), then prints the table of docs/benchmarks.md. Several
-processes may share a folder. Per recipe and over all seeds: held-out pass@1 after the last round with its 95 % interval
-(bootstrap over tasks), entropy, tokens of wrong answers, and the critic's explained variance where there is one.
+`python -m benchmarks.experiments.recipes [--folder DIR] [--seeds 0,1,2] [--recipes grpo,ppo]
+[--rounds 40]` plays what is missing in the folder (it can be stopped and gone on with), then prints
+the table of docs/benchmarks.md. Several processes may share a folder. Per recipe and over all
+seeds: held-out pass@1 after the last round
+    with its 95 % interval
+(bootstrap over tasks), entropy, tokens of wrong answers, and the critic's explained variance where
+there is one.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ from typing import Any
 import torch
 
 from agentrl.evaluation.passk import summarize
-from agentrl.records import read_episodes, write_json_atomic
+from agentrl.records.files import read_episodes, write_json_atomic
+from agentrl.trainers.algorithms.recipes import RECIPES
 from agentrl.trainers.config import check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.loop import TrainingError, train
-from agentrl.trainers.recipes import RECIPES
-from agentrl.trainers.run import Run
+from agentrl.trainers.online.loop import TrainingError, train
+from agentrl.trainers.online.run import Run
 
 PLAN = DemoPlan(
     env="calc-v0",
@@ -47,7 +51,9 @@ PLAN = DemoPlan(
     held_out=256,
 )
 CRITIC = {"learning_rate": 3e-3, "epochs": 4, "warmup": 5}
-"""Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits for 50 rounds."""
+"""Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits
+for 50 rounds.
+"""
 TERMS = f"{Path(__file__).parent / 'calc_terms.py'}:CalcTerms"
 EXTRA: dict[str, dict[str, Any]] = {
     "dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}},
@@ -83,14 +89,18 @@ def warm_start(folder: Path) -> dict[str, Any]:
 
 def place(folder: Path, name: str) -> Path:
     """Where the runs of a row are."""
-    return folder / "".join(letter if letter.isalnum() or letter in "_+" else "-" for letter in name)
+    return folder / "".join(
+        letter if letter.isalnum() or letter in "_+" else "-" for letter in name
+    )
 
 
 def settings_of(name: str) -> dict[str, Any]:
     """What a recipe needs beside its name."""
     loss: dict[str, Any] = {"critic": CRITIC} if "critic" in RECIPES[name].needs else {}
     if name == "vapo":
-        loss["length_alpha"] = 1.0  # the paper's 0.05 is for thousands of tokens: λ is 0 below twenty
+        loss["length_alpha"] = (
+            1.0  # the paper's 0.05 is for thousands of tokens: λ is 0 below twenty
+        )
     return {"recipe": name, "loss": loss} | ({"env": TERMS} if name == "gdpo" else {})
 
 
@@ -103,7 +113,13 @@ def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int
         return  # done, or another process is at it
     own = EXTRA.get(name) or settings_of(name)
     # The demo's own settings of the loss are no recipe's: each recipe is taken as its row says.
-    changes = {"seed": seed, "steps": rounds, "eval_every": rounds, "deterministic": True, "schedule": {"warmup": 4}}
+    changes = {
+        "seed": seed,
+        "steps": rounds,
+        "eval_every": rounds,
+        "deterministic": True,
+        "schedule": {"warmup": 4},
+    }
     config = check_config({**shared, **changes, **own}, "recipes")
     started = time.monotonic()
     with Run(config, run_folder / "run") as run:
@@ -113,26 +129,38 @@ def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int
         except TrainingError as error:
             stopped = str(error)
         rows = run.history()
-    result = {"name": name, "seed": seed, "seconds": time.monotonic() - started, "stopped": stopped, "rows": rows}
+    result = {
+        "name": name,
+        "seed": seed,
+        "seconds": time.monotonic() - started,
+        "stopped": stopped,
+        "rows": rows,
+    }
     write_json_atomic(run_folder / "result.json", result)
 
 
 def collect(folder: Path, name: str) -> Row | None:
     """What the runs of a recipe came to."""
-    found = [json.loads(path.read_text()) for path in sorted(place(folder, name).glob("*/result.json"))]
+    found = [
+        json.loads(path.read_text()) for path in sorted(place(folder, name).glob("*/result.json"))
+    ]
     found = [result for result in found if not result["stopped"]]
     if not found:
         return None
     episodes = [
         episode
         for result in found
-        for episode in read_episodes(place(folder, name) / str(result["seed"]) / "run/episodes.jsonl").values()
+        for episode in read_episodes(
+            place(folder, name) / str(result["seed"]) / "run/episodes.jsonl"
+        ).values()
         if episode.key.run == "run/eval" and episode.key.step > 0
     ]
     whole = summarize(episodes, (1,))
     last = [row for result in found for row in result["rows"][-5:]]
     wrong = [episode.counts.sampled_tokens for episode in episodes if not episode.passed]
-    explained = [row["value/explained_variance"] for row in last if "value/explained_variance" in row]
+    explained = [
+        row["value/explained_variance"] for row in last if "value/explained_variance" in row
+    ]
     return Row(
         name,
         float(whole["pass_at"]["1"]),
@@ -158,15 +186,18 @@ def stops(folder: Path) -> list[str]:
 def table(rows: list[Row]) -> str:
     """The rows in Markdown, best first."""
     lines = [
-        "| recipe | held-out pass@1 | 95 % | by seed | entropy | tokens of wrong answers | explained variance | s |",
+        (
+            "| recipe | held-out pass@1 | 95 % | by seed | entropy | tokens of wrong answers |"
+            " explained variance | s |"
+        ),
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: -row.pass_at_1):
         seeds = " ".join(f"{value:.3f}" for value in row.by_seed)
         explained = "–" if row.explained is None else f"{row.explained:.2f}"
         lines.append(
-            f"| `{row.name}` | {row.pass_at_1:.3f} | {row.low:.3f}–{row.high:.3f} | {seeds} | {row.entropy:.3f} | "
-            f"{row.wrong_tokens:.1f} | {explained} | {row.seconds:.0f} |"
+            f"| `{row.name}` | {row.pass_at_1:.3f} | {row.low:.3f}–{row.high:.3f} | {seeds} |"
+            f" {row.entropy:.3f} | {row.wrong_tokens:.1f} | {explained} | {row.seconds:.0f} |"
         )
     return "\n".join(lines)
 

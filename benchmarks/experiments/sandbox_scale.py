@@ -1,8 +1,9 @@
-"""How sandboxes of one machine grow from 1 to 64 slots, all of them busy: calls, and boundaries between episodes.
+"""How sandboxes of one machine grow from 1 to 64 slots, all of them busy: calls, and boundaries
+between episodes.
 
-`python -m benchmarks.experiments.sandbox_scale [--seconds 4] [--slots 1,2,4,8,16,32,64]` writes a section of
-docs/benchmarks.md. Each slot works in a closed loop, so beyond the cores a slot's latency grows with their number and
-the rate of all together is what counts.
+`python -m benchmarks.experiments.sandbox_scale [--seconds 4] [--slots 1,2,4,8,16,32,64]` writes a
+section of docs/benchmarks.md. Each slot works in a closed loop, so beyond the cores a slot's
+latency grows with their number and the rate of all together is what counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ TITLE = "Sandboxes from 1 to 64 slots"
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one kind of work in so many slots: calls per second of all slots, milliseconds of one call."""
+    """Of one kind of work in so many slots: calls per second of all slots, milliseconds of one
+    call.
+    """
 
     rate: float
     p50_ms: float
@@ -49,7 +52,9 @@ async def renew(box: Sandbox, files: dict[str, bytes]) -> None:
     await box.put(files)
 
 
-async def saturate(boxes: Sequence[Sandbox], work: Callable[[Sandbox], Awaitable[None]], seconds: float) -> Figures:
+async def saturate(
+    boxes: Sequence[Sandbox], work: Callable[[Sandbox], Awaitable[None]], seconds: float
+) -> Figures:
     """Every slot does this over and over, for so long."""
     taken: list[float] = []
     begin = time.perf_counter()
@@ -72,7 +77,9 @@ async def measure(kind: str, counts: Sequence[int], seconds: float) -> list[str]
         boxes: list[Sandbox] = []
         for count in counts:
             started = time.perf_counter()
-            new = [stack.enter_async_context(pool.lease("agent")) for _ in range(count - len(boxes))]
+            new = [
+                stack.enter_async_context(pool.lease("agent")) for _ in range(count - len(boxes))
+            ]
             boxes += await _in_order(new)
             opened = (time.perf_counter() - started) * 1e3 / len(new)
             await saturate(boxes, call, 0.2)
@@ -91,18 +98,26 @@ async def _in_order(entering: Sequence[Awaitable[Sandbox]]) -> list[Sandbox]:
 def main() -> None:
     """Measure what is here, and write the section."""
     parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--seconds", type=float, default=4.0, help="per number of slots and kind of work")
-    parser.add_argument("--slots", default=",".join(map(str, SLOTS)), help="numbers of slots, growing")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="per number of slots and kind of work"
+    )
+    parser.add_argument(
+        "--slots", default=",".join(map(str, SLOTS)), help="numbers of slots, growing"
+    )
     options = parser.parse_args()
     counts = [int(text) for text in options.slots.split(",")]
-    head = "| sandbox | slots | calls/s | p50 ms | p95 ms | resets/s | p50 ms | p95 ms | ms to open one |"
+    head = (
+        "| sandbox | slots | calls/s | p50 ms | p95 ms | resets/s | p50 ms | p95 ms | ms to open"
+        " one |"
+    )
     rows = [head, "|" + " --- |" * 9]
     for kind in ("docker", "bubblewrap"):
         if has(kind):
             rows += asyncio.run(measure(kind, counts, options.seconds))
     words = (
-        "Written by `python -m benchmarks.experiments.sandbox_scale`. All slots are busy all the time: a call is `exec`"
-        f" of `true`, a reset is the verified one with a put of 200 files, 1 MB.\n\nMachine: {machine()}.\n\n"
+        "Written by `python -m benchmarks.experiments.sandbox_scale`. All slots are busy all the"
+        " time: a call is `exec` of `true`, a reset is the verified one with a put of 200 files, 1"
+        f" MB.\n\nMachine: {machine()}.\n\n"
     )
     page.write_section(TITLE, words + "\n".join(rows))
 

@@ -1,11 +1,15 @@
-"""Sandboxes under full load for minutes: does anything grow? Memory, open files, containers, latency.
+"""Sandboxes under full load for minutes: does anything grow? Memory, open files, containers,
+latency.
 
-`python -m benchmarks.experiments.sandbox_soak [--minutes 10] [--slots 16] [--sandbox docker]` leases a sandbox for each
-episode of each slot, without a pause: files in, mixed commands (quick ones, floods, failures, a background process that
-is left behind, one that runs out of time), files out, and the pool's reset. It prints what it found, exits with 1 if
-something grew, and draws docs/soak.svg.
+`python -m benchmarks.experiments.sandbox_soak [--minutes 10] [--slots 16] [--sandbox docker]`
+leases a sandbox for each episode of each slot, without a pause: files in, mixed commands (quick
+ones, floods, failures, a
+    background process that
+is left behind, one that runs out of time), files out, and the pool's reset. It prints what it
+found, exits with 1 if something grew, and draws docs/soak.svg.
 
-Flat is: over the whole run, a fitted line changes by less than the stated share of the median. The first tenth of the
+Flat is: over the whole run, a fitted line changes by less than the stated share of the median. The
+    first tenth of the
 run is warm-up: caches fill.
 """
 
@@ -22,7 +26,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
-from agentrl.evaluation.charts import Chart, Series, svg, thin
+from agentrl.report.charts import Chart, Series, svg, thin
 from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, Sandbox
 from benchmarks.parts.measuring import percentile
 from benchmarks.row import machine
@@ -40,7 +44,9 @@ COMMANDS = (
     ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo left"],
     ["sh", "-c", "for n in 1 2 3 4 5 6 7 8 9; do echo $n > made$n; done; ln -s /etc/passwd link"],
 )
-RECYCLE_AFTER = 100  # ten times as often as usual, so that a run has hundreds of sandboxes that come and go
+RECYCLE_AFTER = (
+    100  # ten times as often as usual, so that a run has hundreds of sandboxes that come and go
+)
 SLOW = 50  # one episode in so many has a command that runs out of time
 
 
@@ -70,7 +76,9 @@ class Seen:
     calls: list[float] = field(default_factory=list)
     resets: list[float] = field(default_factory=list)
     episodes: int = 0
-    curves: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {name: [] for name in LINES})
+    curves: dict[str, list[tuple[float, float]]] = field(
+        default_factory=lambda: {name: [] for name in LINES}
+    )
 
     def sample(self, at: float, containers: int | None) -> None:
         """Take a point of every curve, and begin anew."""
@@ -95,7 +103,10 @@ async def soak(kind: str, slots: int, seconds: float) -> tuple[Seen, Pool]:
     try:
         await pool.warm("agent")
         begin = time.monotonic()
-        busy = [asyncio.create_task(_slot(pool, seen, begin + seconds, number)) for number in range(slots)]
+        busy = [
+            asyncio.create_task(_slot(pool, seen, begin + seconds, number))
+            for number in range(slots)
+        ]
         while time.monotonic() - begin < seconds and not any(task.done() for task in busy):
             await asyncio.sleep(SAMPLE_S)
             seen.sample(time.monotonic() - begin, await asyncio.to_thread(count))
@@ -168,18 +179,42 @@ def judge(points: Sequence[tuple[float, float]], allowed: float) -> Verdict:
 def draw(seen: Seen, verdicts: dict[str, Verdict], captions: tuple[str, str]) -> str:
     """All curves above one another, as one picture that needs nothing else."""
     width, height, gap = 560, 260, 46  # as wide charts are drawn
-    parts, at = [f'<text class="title" x="12" y="{20 * row}">{text}</text>' for row, text in enumerate(captions, 1)], 66
+    parts, at = (
+        [
+            f'<text class="title" x="12" y="{20 * row}">{text}</text>'
+            for row, text in enumerate(captions, 1)
+        ],
+        66,
+    )
     for name, verdict in verdicts.items():
-        line, points = LINES[name], tuple((seconds / 60, value) for seconds, value in seen.curves[name])
+        line, points = (
+            LINES[name],
+            tuple((seconds / 60, value) for seconds, value in seen.curves[name]),
+        )
         top = max(percentile([value for _, value in points], 99) * 1.3, 1e-9)
-        chart = Chart(line.title, line.unit, (Series(line.title, thin(points), "1"),), y_range=(0.0, top), wide=True)
-        words = f"{line.title}, {line.unit}: median {verdict.middle:.4g}, {verdict.change:+.1%} over the run"
+        chart = Chart(
+            line.title,
+            line.unit,
+            (Series(line.title, thin(points), "1"),),
+            y_range=(0.0, top),
+            wide=True,
+        )
+        words = (
+            f"{line.title}, {line.unit}: median {verdict.middle:.4g}, {verdict.change:+.1%} over"
+            " the run"
+        )
         parts.append(f'<text class="title" x="12" y="{at}">{words}</text>')
-        parts.append(svg(chart).replace("<svg ", f'<svg x="0" y="{at + 4}" width="{width}" height="{height}" ', 1))
+        parts.append(
+            svg(chart).replace(
+                "<svg ", f'<svg x="0" y="{at + 4}" width="{width}" height="{height}" ', 1
+            )
+        )
         at += height + gap
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {at}" width="{width}" height="{at}">'
-        "<style>svg{background:#fff}text{font:11px sans-serif;fill:#555}.title{font-size:13px;fill:#111}"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {at}" width="{width}"'
+        f' height="{at}">'
+        "<style>svg{background:#fff}text{font:11px"
+        " sans-serif;fill:#555}.title{font-size:13px;fill:#111}"
         ".grid{stroke:#ddd}.line{fill:none;stroke:#1f6feb;stroke-width:1.5}.dot{fill:#1f6feb}.cross{display:none}"
         f"</style>{''.join(parts)}</svg>\n"
     )
@@ -194,15 +229,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     seen, pool = asyncio.run(soak(options.sandbox, options.slots, options.minutes * 60))
-    verdicts = {name: judge(points, LINES[name].allowed) for name, points in seen.curves.items() if points}
+    verdicts = {
+        name: judge(points, LINES[name].allowed) for name, points in seen.curves.items() if points
+    }
     print(
-        f"{seen.episodes} episodes in {options.minutes:g} min, {options.slots} slots, {options.sandbox}; {pool.counts}"
+        f"{seen.episodes} episodes in {options.minutes:g} min, {options.slots} slots,"
+        f" {options.sandbox}; {pool.counts}"
     )
     for name, verdict in verdicts.items():
         line, state = LINES[name], "flat" if verdict.flat else "NOT FLAT"
-        print(f"{line.title}: median {verdict.middle:.4g} {line.unit}, {verdict.change:+.2%} over the run: {state}")
-    caption = f"{options.slots} {options.sandbox} sandboxes, {options.minutes:g} minutes, {seen.episodes} episodes"
-    options.out.write_text(draw(seen, verdicts, (caption, f"across: minutes; {machine().partition(', torch')[0]}")))
+        print(
+            f"{line.title}: median {verdict.middle:.4g} {line.unit}, {verdict.change:+.2%} over the"
+            f" run: {state}"
+        )
+    caption = (
+        f"{options.slots} {options.sandbox} sandboxes, {options.minutes:g} minutes, {seen.episodes}"
+        " episodes"
+    )
+    options.out.write_text(
+        draw(seen, verdicts, (caption, f"across: minutes; {machine().partition(', torch')[0]}"))
+    )
     raise SystemExit(0 if all(verdict.flat for verdict in verdicts.values()) else 1)
 
 

@@ -1,7 +1,10 @@
-"""Does the demo learn from the reward? The same run with the rewards of every group shuffled among its episodes.
+"""Does the demo learn from the reward? The same run with the rewards of every group shuffled among
+its episodes.
 
-`python -m benchmarks.experiments.shuffled_rewards [SEED ...]` prints held-out pass@1 before and after for each seed.
-The gain must stay below 0.1: then what the demo gains comes from the reward, not from the warm start or the loop.
+`python -m benchmarks.experiments.shuffled_rewards [SEED ...]` prints held-out pass@1 before and
+after for each seed. The gain must stay below 0.1: then what the demo gains comes from the reward,
+not from the warm
+    start or the loop.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.errors import TrainingError
-from agentrl.trainers.advantages import GroupAdvantage, grpo
+from agentrl.trainers.algorithms.advantages import GroupAdvantage, grpo
+from agentrl.trainers.algorithms.recipes import over_groups
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.loop import train
-from agentrl.trainers.recipes import over_groups
-from agentrl.trainers.run import Run
+from agentrl.trainers.online.loop import train
+from agentrl.trainers.online.run import Run
 
 
 def shuffled(advantage: GroupAdvantage, chance: random.Random) -> GroupAdvantage:
@@ -36,7 +39,9 @@ def gain(seed: int) -> tuple[float, float]:
         folder = Path(scratch) / "run"
         config = prepare_demo(DemoPlan(), seed, "auto", folder)
         with Run(config, folder) as run:
-            run.recipe = replace(run.recipe, credit=(over_groups(shuffled(grpo, random.Random(seed))),))
+            run.recipe = replace(
+                run.recipe, credit=(over_groups(shuffled(grpo, random.Random(seed))),)
+            )
             try:
                 train(run)
             except TrainingError as stopped:
@@ -48,4 +53,7 @@ def gain(seed: int) -> tuple[float, float]:
 if __name__ == "__main__":
     for chosen in map(int, sys.argv[1:] or ("0", "1", "2")):
         before, after = gain(chosen)
-        print(f"seed {chosen}: {before:.3f} before, {after:.3f} after, gain {after - before:+.3f}", flush=True)
+        print(
+            f"seed {chosen}: {before:.3f} before, {after:.3f} after, gain {after - before:+.3f}",
+            flush=True,
+        )

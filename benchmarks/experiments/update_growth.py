@@ -1,7 +1,9 @@
-"""How an update's speed and memory grow with the length of episodes and the size of the vocabulary, against TRL's.
+"""How an update's speed and memory grow with the length of episodes and the size of the vocabulary,
+against TRL's.
 
-`python -m benchmarks.experiments.update_growth` measures the workloads below as `update_tokens` does (gradient
-checkpointing off; the last row on) and writes a section of docs/benchmarks.md. About a quarter of an hour on 2 cores.
+`python -m benchmarks.experiments.update_growth` measures the workloads below as `update_tokens`
+does (gradient checkpointing off; the last row on) and writes a section of docs/benchmarks.md. About
+a quarter of an hour on 2 cores.
 """
 
 from __future__ import annotations
@@ -34,7 +36,15 @@ def line(kind: str, pairs: Pairs) -> str:
     speeds = [f"{pairs.tokens_per_s(side):.0f}" for side in ("ours", "theirs")]
     peaks = [f"{pairs.median(side, 'bytes') / 2**20:.0f}" for side in ("ours", "theirs")]
     width, vocabulary = pairs.batch.ids_BT.shape[1], pairs.work.vocabulary
-    cells = [str(width), str(vocabulary), kind, *speeds, f"{pairs.speed:.2f}", *peaks, f"{pairs.memory:.2f}"]
+    cells = [
+        str(width),
+        str(vocabulary),
+        kind,
+        *speeds,
+        f"{pairs.speed:.2f}",
+        *peaks,
+        f"{pairs.memory:.2f}",
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -45,9 +55,10 @@ def main() -> None:
         rows.append(line(kind, measure_pairs(work, PAIRS)))
         print(rows[-1], flush=True)
     body = (
-        f"Qwen2 of width {BASE.width} with {BASE.layers} layers, {BASE.rows} episodes of one optimizer step in "
-        f"micro-batches of {BASE.micro_rows}, float32; T is the longest episode, V the vocabulary; medians of {PAIRS} "
-        f"pairs. {machine()}.\n\n| {' | '.join(COLUMNS)} |\n| {' | '.join(['---'] * len(COLUMNS))} |\n"
+        f"Qwen2 of width {BASE.width} with {BASE.layers} layers, {BASE.rows} episodes of one"
+        f" optimizer step in micro-batches of {BASE.micro_rows}, float32; T is the longest episode,"
+        f" V the vocabulary; medians of {PAIRS} pairs. {machine()}.\n\n| {' | '.join(COLUMNS)} |\n|"
+        f" {' | '.join(['---'] * len(COLUMNS))} |\n"
     )
     write_section("How the update grows", body + "\n".join(rows))
 

@@ -1,12 +1,15 @@
-"""The rival of the sandbox rows: a plain container, worked through the docker SDK as its documentation shows.
+"""The rival of the sandbox rows: a plain container, worked through the docker SDK as its
+documentation shows.
 
-The same image and the same flags as ours (what isolates and what limits), with `sleep infinity` in it instead of our
-supervisor. Commands are `exec_create` + `exec_start` + `exec_inspect`, which is what `exec_run` does, by the low-level
-client on its keep-alive connections. A clean state is a new container: remove(force), create, start.
+The same image and the same flags as ours (what isolates and what limits), with `sleep infinity` in
+it instead of our supervisor. Commands are `exec_create` + `exec_start` + `exec_inspect`, which is
+what `exec_run` does, by the low-level client on its keep-alive connections. A clean state is a new
+container: remove(force), create, start.
 
-Docker refuses `put_archive` where the root is read-only, and it cannot reach a tmpfs. So files come in one of two ways:
-with the same flags through `tar -x` by exec, or by `put_archive` into a container whose root is writable, which is the
-weaker box. Rows that unpack measure both and take the faster one.
+Docker refuses `put_archive` where the root is read-only, and it cannot reach a tmpfs. So files come
+in one of two ways: with the same flags through `tar -x` by exec, or by `put_archive` into a
+container whose root is writable, which is the weaker box. Rows that unpack measure both and take
+the faster one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,15 @@ from typing import Any
 
 from docker.utils.socket import frames_iter
 
-from agentrl.sandboxes.base import ExecResult, FileInfos, Isolation, Need, SandboxBackend, SandboxLimits, SandboxRole
+from agentrl.sandboxes.base import (
+    ExecResult,
+    FileInfos,
+    Isolation,
+    Need,
+    SandboxBackend,
+    SandboxLimits,
+    SandboxRole,
+)
 from agentrl.sandboxes.docker import DockerBackend
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.images import Layered, image_of
@@ -37,14 +48,22 @@ _STDERR = 2
 class PlainContainer:
     """One container and the calls of the SDK on it; all of them block."""
 
-    def __init__(self, role: SandboxRole = "agent", limits: SandboxLimits | None = None, *, archive: bool = False):
+    def __init__(
+        self,
+        role: SandboxRole = "agent",
+        limits: SandboxLimits | None = None,
+        *,
+        archive: bool = False,
+    ):
         """Start one; with `archive` its root is writable, so that files can come by `put_archive`."""
         self.archive = archive
         self.area = _ROOT_AREA if archive else AREA
         self._daemon = first_daemon()
         self.api = self._daemon.api()
         layered = Layered(self._daemon, image_of(role, None))
-        spec = Spec(layered.image, limits or SandboxLimits(), self._daemon.owner.labels(_LIFETIME_S))
+        spec = Spec(
+            layered.image, limits or SandboxLimits(), self._daemon.owner.labels(_LIFETIME_S)
+        )
         self._config = _plain(spec.config(self._daemon.cores), archive)
         self.start()
 
@@ -63,10 +82,17 @@ class PlainContainer:
         self.start()
         self.unpack(archive)
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None) -> ExecResult:
+    def run(
+        self, argv: Sequence[str], stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> ExecResult:
         """Run a command in the work area."""
         made = self.api.exec_create(
-            self.id, list(argv), stdin=bool(stdin), user=str(USER), workdir=self.area, environment=dict(env or {})
+            self.id,
+            list(argv),
+            stdin=bool(stdin),
+            user=str(USER),
+            workdir=self.area,
+            environment=dict(env or {}),
         )
         if stdin:
             stdout, stderr = _converse(self.api, made["Id"], stdin)
@@ -98,9 +124,13 @@ class PlainContainer:
 
 
 def _plain(config: dict[str, Any], archive: bool) -> dict[str, Any]:
-    """The request of a sandbox of ours, for a container that only sleeps and does not listen to a stream."""
+    """The request of a sandbox of ours, for a container that only sleeps and does not listen to a
+    stream.
+    """
     config |= {"Entrypoint": ["sleep"], "Cmd": ["infinity"]}
-    config |= dict.fromkeys(("OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr"), False)
+    config |= dict.fromkeys(
+        ("OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr"), False
+    )
     host = config["HostConfig"]
     host["PidsLimit"] += 1  # its own process is `sleep`, not ours
     tmpfs = dict(host["Tmpfs"])

@@ -1,4 +1,6 @@
-"""docs/benchmarks.md: the table of all rows, and below it one section per experiment that has written one."""
+"""docs/benchmarks.md: the table of all rows, and below it one section per experiment that has
+written one.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,8 @@ def write_section(title: str, body: str) -> None:
     head, *old = PATH.read_text().split(_MARK)
     kept = [part.strip("\n") for part in old]
     new = f"{title}\n\n{body}".strip("\n")
-    at = next((index for index, part in enumerate(kept) if part.splitlines()[0] == title), len(kept))
+    at = next(
+        (index for index, part in enumerate(kept) if part.splitlines()[0] == title), len(kept)
+    )
     kept[at : at + 1] = [new]
     PATH.write_text(_MARK.join([head.rstrip("\n") + "\n", *(part + "\n" for part in kept)]))

@@ -51,7 +51,9 @@ class Pairs:
         return self._ratio("bytes", "ours", "theirs")
 
     def _ratio(self, what: str, above: str, below: str) -> float:
-        return median(a[what] / b[what] for a, b in zip(self.steps[above], self.steps[below], strict=True))
+        return median(
+            a[what] / b[what] for a, b in zip(self.steps[above], self.steps[below], strict=True)
+        )
 
 
 def measure_pairs(work: Work, count: int) -> Pairs:
@@ -72,7 +74,10 @@ def measure_pairs(work: Work, count: int) -> Pairs:
             taken = {side: worker.step() for side, worker in workers.items()}
             ours, theirs = (taken[side]["grad_norm"] for side in ("ours", "theirs"))
             if not abs(ours - theirs) <= SAME * abs(theirs):
-                raise RuntimeError(f"{work}: gradient norms {ours} and {theirs} differ: the sides do different work")
+                raise RuntimeError(
+                    f"{work}: gradient norms {ours} and {theirs} differ: the sides do different"
+                    " work"
+                )
             if number:
                 for side, step in taken.items():
                     steps[side].append(step)
@@ -83,9 +88,17 @@ class _Worker:
     """A process that does a step when told to."""
 
     def __init__(self, side: str, work: Work) -> None:
-        command = [sys.executable, "-m", "benchmarks.parts.update_sides", side, json.dumps(work.as_json())]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.parts.update_sides",
+            side,
+            json.dumps(work.as_json()),
+        ]
         self.name = f"{side} on {work.name}"
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> _Worker:
         return self
@@ -106,19 +119,24 @@ class _Worker:
 
 
 def needed_flops(work: Work, batch: TokenBatch) -> float:
-    """Floating-point operations that a step cannot do without: 6 per weight and token in the backbone, 6 per weight of
-    the output layer and trained token, and causal attention; what is recomputed or padded does not count."""
+    """Floating-point operations that a step cannot do without: 6 per weight and token in the
+    backbone, 6 per weight of the output layer and trained token, and causal attention; what is
+    recomputed or padded does not count."""
     lengths = batch.lengths_B.double()
     kv = work.width // work.heads * max(1, work.heads // 4)
     layer = 2 * work.width * (work.width + kv) + 3 * work.width * work.inner
     attention = 6 * work.layers * work.width * float(lengths.square().sum())
     return float(
-        6 * work.layers * layer * float(lengths.sum()) + 6 * work.vocabulary * work.width * batch.n_tokens + attention
+        6 * work.layers * layer * float(lengths.sum())
+        + 6 * work.vocabulary * work.width * batch.n_tokens
+        + attention
     )
 
 
 def ceiling_flops(dtype: torch.dtype, size: int = 4096) -> float:
-    """Floating-point operations per second of a large square matrix product on this device: the ceiling of an MFU."""
+    """Floating-point operations per second of a large square matrix product on this device: the
+    ceiling of an MFU.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = size if device == "cuda" else size // 2
     a = torch.randn(size, size, device=device, dtype=dtype)
@@ -138,8 +156,8 @@ def utilisation(pairs: Pairs) -> str:
     ceiling, needed = ceiling_flops(dtype), needed_flops(pairs.work, pairs.batch)
     shares = {side: needed / pairs.median(side, "seconds") / ceiling for side in SIDES}
     return (
-        f"MFU ours {shares['ours']:.0%}, theirs {shares['theirs']:.0%} of {ceiling / 1e12:.2g} TFLOP/s "
-        f"(a {pairs.work.dtype} matrix product on this device)"
+        f"MFU ours {shares['ours']:.0%}, theirs {shares['theirs']:.0%} of {ceiling / 1e12:.2g}"
+        f" TFLOP/s (a {pairs.work.dtype} matrix product on this device)"
     )
 
 

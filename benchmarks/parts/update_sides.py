@@ -1,8 +1,9 @@
-"""One side of the update rows in its own process: a step for every line on standard input, its cost on standard output.
+"""One side of the update rows in its own process: a step for every line on standard input, its cost
+on standard output.
 
-Ours is `agentrl.trainers.loop.update` as a run calls it. Theirs is TRL's `GRPOTrainer.train()`, whole: only what
-generates and scores is replaced, by the same rows in TRL's own layout (prompts padded on the left, completions on the
-right, `tool_mask` 0 on observations).
+Ours is `agentrl.trainers.online.loop.update` as a run calls it. Theirs is TRL's
+`GRPOTrainer.train()`, whole: only what generates and scores is replaced, by the same rows in TRL's
+own layout (prompts padded on the left, completions on the right, `tool_mask` 0 on observations).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ RATE = 1e-6
 class Meter:
     """Time and memory between two lines on standard input.
 
-    Memory is what a step adds, at its peak, to the level with model and optimizer allocated: resident memory of the
+    Memory is what a step adds, at its peak, to the level with model and optimizer allocated:
+        resident memory of the
     process, or allocated memory of the accelerator.
     """
 
@@ -52,8 +54,13 @@ class Meter:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - self.started
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _resident("VmHWM")
-        print(json.dumps({"seconds": seconds, "bytes": peak - self.level, "grad_norm": norm}), flush=True)
+        peak = (
+            torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _resident("VmHWM")
+        )
+        print(
+            json.dumps({"seconds": seconds, "bytes": peak - self.level, "grad_norm": norm}),
+            flush=True,
+        )
 
 
 def _resident(name: str) -> int:
@@ -63,23 +70,25 @@ def _resident(name: str) -> int:
 
 def ours(work: Work) -> None:
     """Steps of our update."""
-    from agentrl.trainers.config import TrainConfig
-    from agentrl.trainers.loop import update
-    from agentrl.trainers.models import Compute
-    from agentrl.trainers.recipes import recipe
-    from agentrl.trainers.scoring import frozen_logprobs
+    from agentrl.trainers.algorithms.recipes import recipe
+    from agentrl.trainers.config import Compute, TrainConfig
+    from agentrl.trainers.models.scoring import frozen_logprobs
+    from agentrl.trainers.online.loop import update
 
     model, meter, batch = qwen2(work), Meter(), episodes(work)
     if work.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if work.dtype == "bfloat16":
-        from agentrl.trainers.models import in_bfloat16
+        from agentrl.trainers.models.loading import in_bfloat16
 
         in_bfloat16(model)
     width = batch.ids_BT.shape[1]
     run: Any = SimpleNamespace(
         config=TrainConfig(
-            env="-", model="-", learning_rate=RATE, compute=Compute(micro_tokens=work.micro_rows * width)
+            env="-",
+            model="-",
+            learning_rate=RATE,
+            compute=Compute(micro_tokens=work.micro_rows * width),
         ),
         recipe=recipe("grpo"),
         model=model,
@@ -114,7 +123,7 @@ def theirs(work: Work) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from agentrl.trainers.tiny import build_tokenizer
+    from agentrl.trainers.models.tiny import build_tokenizer
 
     meter, batch = Meter(), episodes(work)
     prepared = _in_their_layout(batch)
@@ -128,7 +137,9 @@ def theirs(work: Work) -> None:
             meter.start()
 
         def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-            grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            grads = [
+                parameter.grad for parameter in model.parameters() if parameter.grad is not None
+            ]
             self.norm = float(torch.nn.utils.get_total_norm(grads))
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -176,7 +187,7 @@ def _settings(work: Work) -> dict[str, Any]:
 
 def _in_their_layout(batch: TokenBatch) -> dict[str, torch.Tensor]:
     """The rows as `_generate_and_score_completions` returns them."""
-    from agentrl.trainers.recipes import recipe
+    from agentrl.trainers.algorithms.recipes import recipe
     from benchmarks.parts.update_work import PROMPT
 
     advantages_BT = recipe("grpo").advantage(batch).advantages_BT

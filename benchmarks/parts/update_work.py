@@ -1,4 +1,5 @@
-"""What both sides of the update rows train on: a model of random weights and episodes of many turns.
+"""What both sides of the update rows train on: a model of random weights and episodes of many
+turns.
 
 Letters: B rows, T their longest length in tokens, V vocabulary.
 """
@@ -24,7 +25,8 @@ class Work:
 
     Attributes:
         name: of the model.
-        vocabulary, width, layers, heads, inner: a Qwen2 with tied embeddings; `inner` is the size of its feed-forward.
+        vocabulary, width, layers, heads, inner: a Qwen2 with tied embeddings; `inner` is the size
+            of its feed-forward.
         rows: B, episodes of an optimizer step: one group.
         turns: of the longest episode; the others have 2 up to it, evenly spread, unless `equal`.
         equal: every episode has that many turns, so that nobody pads.
@@ -50,8 +52,20 @@ class Work:
         return asdict(self)
 
 
-TINY = Work("1M", vocabulary=4096, width=128, layers=2, heads=4, inner=256, rows=32, turns=8, micro_rows=16)
-REAL = Work("93M", vocabulary=151_936, width=512, layers=4, heads=8, inner=2048, rows=8, turns=8, micro_rows=4)
+TINY = Work(
+    "1M", vocabulary=4096, width=128, layers=2, heads=4, inner=256, rows=32, turns=8, micro_rows=16
+)
+REAL = Work(
+    "93M",
+    vocabulary=151_936,
+    width=512,
+    layers=4,
+    heads=8,
+    inner=2048,
+    rows=8,
+    turns=8,
+    micro_rows=4,
+)
 
 
 def qwen2(work: Work) -> Any:
@@ -80,7 +94,9 @@ def episodes(work: Work) -> TokenBatch:
         for turn in range(turns):
             if turn:
                 segments.append(Segment.observation(_draw(chance, work, OBSERVED)))
-            segments.append(Segment.sampled(_draw(chance, work, SAMPLED), [-1.0] * SAMPLED, 0, "stop"))
+            segments.append(
+                Segment.sampled(_draw(chance, work, SAMPLED), [-1.0] * SAMPLED, 0, "stop")
+            )
         played.append(_episode(sample, Trajectory(tuple(segments))))
     return pack([Group(tuple(played))], 0)
 

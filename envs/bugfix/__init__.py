@@ -1,4 +1,6 @@
-"""bugfix-v0: repair the one wrong line of a small documented Python file; hidden tests judge the file."""
+"""bugfix-v0: repair the one wrong line of a small documented Python file; hidden tests judge the
+file.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
+from agentrl.verifiers.code.hidden_tests import hidden_tests, met_a_limit
 from agentrl.verifiers.combine import if_submitted, remembered
-from agentrl.verifiers.hidden_tests import hidden_tests, met_a_limit
 
 FILE = "solution.py"
 _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
@@ -22,7 +24,8 @@ _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
 class BugFix(ToolEnv):
     """Find the line that breaks its docstring, mend it, submit.
 
-    Only what was submitted is judged: otherwise breaking the last call would cost nothing, and training soon breaks it.
+    Only what was submitted is judged: otherwise breaking the last call would cost nothing, and
+        training soon breaks it.
 
     Args:
         knobs: fields of `agentrl.envs.bugfix.generate.Knobs`: how hard the programs are.
@@ -39,8 +42,14 @@ class BugFix(ToolEnv):
         known = [field.name for field in fields(Knobs)]
         unknown = [name for name in knobs if name not in known]
         if unknown:
-            raise ConfigError(f"bugfix-v0 does not take setting {unknown[0]!r}: its settings are {', '.join(known)}")
-        chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in knobs.items()}
+            raise ConfigError(
+                f"bugfix-v0 does not take setting {unknown[0]!r}: its settings are"
+                f" {', '.join(known)}"
+            )
+        chosen = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in knobs.items()
+        }
         self.knobs = Knobs(**chosen)  # type: ignore[arg-type]
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
@@ -109,12 +118,22 @@ class BugFix(ToolEnv):
 
 
 def smallest_edit(broken: str, fixed: str) -> tuple[str, str]:
-    """The smallest pair (old, new) of whole tokens that turns one line into the other, `old` being unique in it."""
-    old, new = ([(match.start(), match.end()) for match in _TOKEN.finditer(line)] for line in (broken, fixed))
+    """The smallest pair (old, new) of whole tokens that turns one line into the other, `old` being
+    unique in it.
+    """
+    old, new = (
+        [(match.start(), match.end()) for match in _TOKEN.finditer(line)]
+        for line in (broken, fixed)
+    )
     same = [broken[slice(*a)] == fixed[slice(*b)] for a, b in zip(old, new, strict=False)]
-    behind = [broken[slice(*a)] == fixed[slice(*b)] for a, b in zip(reversed(old), reversed(new), strict=False)]
+    behind = [
+        broken[slice(*a)] == fixed[slice(*b)]
+        for a, b in zip(reversed(old), reversed(new), strict=False)
+    ]
     start = same.index(False) if False in same else len(same)
-    tail = min(behind.index(False) if False in behind else len(behind), min(len(old), len(new)) - start)
+    tail = min(
+        behind.index(False) if False in behind else len(behind), min(len(old), len(new)) - start
+    )
     stop_old, stop_new = len(old) - tail, len(new) - tail
     while True:
         if start < min(stop_old, stop_new):

@@ -1,9 +1,13 @@
-"""Seeded, endless bug-repair tasks: small documented Python files with exactly one defect in one line.
+"""Seeded, endless bug-repair tasks: small documented Python files with exactly one defect in one
+line.
 
-A program is a chain of functions: each one but the first calls the one before it, so hidden tests of the last function
-judge all of them. Every function is a few one-line statements, and its docstring says in words what each computes.
-Programs are kept as expression trees with numbered variables; names are chosen last, so a tree is the same for all
-renamings and its hash decides the split: no held-out program, and no renamed twin of one, is ever a training program.
+A program is a chain of functions: each one but the first calls the one before it, so hidden tests
+    of the last function
+judge all of them. Every function is a few one-line statements, and its docstring says in words what
+each computes. Programs are kept as expression trees with numbered variables; names are chosen last,
+so a tree is the same for all renamings and its hash decides the split: no held-out program, and no
+renamed twin of one, is ever a
+    training program.
 """
 
 from __future__ import annotations
@@ -79,7 +83,10 @@ class BugTask:
     @property
     def instruction(self) -> str:
         """What the agent is asked."""
-        return f"One line of solution.py is wrong. Repair it so that every docstring holds.\n{self.failure}"
+        return (
+            "One line of solution.py is wrong. Repair it so that every docstring"
+            f" holds.\n{self.failure}"
+        )
 
     def to_task(self) -> Task:
         """The row that environments and verifiers take."""
@@ -90,9 +97,16 @@ class BugTask:
             artifacts=("solution.py",),
             hidden={
                 "entry_point": self.entry_point,
-                "cases": [{"args": list(args), "expected": expected} for args, expected in self.cases],
+                "cases": [
+                    {"args": list(args), "expected": expected} for args, expected in self.cases
+                ],
             },
-            oracle={"files": {"solution.py": self.fixed}, "line": self.line, "text": self.text, "kind": self.kind},
+            oracle={
+                "files": {"solution.py": self.fixed},
+                "line": self.line,
+                "text": self.text,
+                "kind": self.kind,
+            },
         )
 
 
@@ -118,18 +132,26 @@ def generate(seed: int, split: Split, knobs: Knobs | None = None) -> Iterator[Bu
             continue
         misses += 1
         if misses > 20_000:
-            raise ConfigError(f"{knobs} leaves no new {split} program after {len(seen)}; widen a knob")
+            raise ConfigError(
+                f"{knobs} leaves no new {split} program after {len(seen)}; widen a knob"
+            )
 
 
 def split_of(program: Sequence[Function]) -> Split:
-    """The split that a correct program belongs to; operand order of commutative operators does not matter."""
+    """The split that a correct program belongs to; operand order of commutative operators does not
+    matter.
+    """
     program_text = repr([[canonical(node) for node in function] for function in program])
     digest = hashlib.sha256(program_text.encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") % _TEST_SHARE == 0 else "train"
 
 
-def _task(rng: random.Random, knobs: Knobs, program: list[Function], split: Split) -> BugTask | None:
-    """Seed one defect; None where the program cannot show it, or hidden cases cannot tell it from other edits."""
+def _task(
+    rng: random.Random, knobs: Knobs, program: list[Function], split: Split
+) -> BugTask | None:
+    """Seed one defect; None where the program cannot show it, or hidden cases cannot tell it from
+    other edits.
+    """
     where, statement = rng.randrange(knobs.functions), rng.randrange(knobs.statements)
     function = program[where]
     table: list[Evaluate] = []
@@ -148,7 +170,9 @@ def _task(rng: random.Random, knobs: Knobs, program: list[Function], split: Spli
         if all(wrong(args) == value for args, value in zip(hidden, local, strict=True)):
             continue  # no defect: it computes the same
         entry = table[-1]
-        killed = next((i for i in (*kills, *range(len(hidden))) if entry(hidden[i]) != expected[i]), None)
+        killed = next(
+            (i for i in (*kills, *range(len(hidden))) if entry(hidden[i]) != expected[i]), None
+        )
         if killed is None:  # another function hides this one's fault
             return None
         if killed not in kills:
@@ -165,7 +189,9 @@ def _task(rng: random.Random, knobs: Knobs, program: list[Function], split: Spli
         return None
     visible = [(i, failing if i == where else shown[0]) for i in range(len(program))]
     cases = tuple((tuple(hidden[i]), expected[i]) for i in sorted(kills))
-    return _render(rng, knobs, _Draft(program, where, statement, mutant, kind, visible, cases, table), split)
+    return _render(
+        rng, knobs, _Draft(program, where, statement, mutant, kind, visible, cases, table), split
+    )
 
 
 def _arguments(rng: random.Random, count: int) -> list[list[int]]:
@@ -173,7 +199,9 @@ def _arguments(rng: random.Random, count: int) -> list[list[int]]:
 
 
 def _edges(rng: random.Random, knobs: Knobs) -> list[list[int]]:
-    """Arguments that meet every constant in every place: only there do neighbouring conditions differ."""
+    """Arguments that meet every constant in every place: only there do neighbouring conditions
+    differ.
+    """
     edges = []
     for value in range(1, knobs.max_constant + 2):
         for place in range(PARAMETERS):
@@ -201,7 +229,10 @@ def _render(rng: random.Random, knobs: Knobs, draft: _Draft, split: Split) -> Bu
     lines: list[str] = []
     for index, function in enumerate(draft.program):
         lines += ["", ""] if lines else []
-        lines += [f"def {functions[index]}({', '.join(variables[:PARAMETERS])}):", f'    """{names.doc(function)}"""']
+        lines += [
+            f"def {functions[index]}({', '.join(variables[:PARAMETERS])}):",
+            f'    """{names.doc(function)}"""',
+        ]
         if index == draft.where:
             line = len(lines) + draft.statement
         lines += [names.line(function, statement) for statement in range(knobs.statements)]

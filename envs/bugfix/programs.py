@@ -14,7 +14,9 @@ KINDS = ("operator", "comparison", "constant", "off_by_one", "variable", "swappe
 SYMBOLS = ("+", "-", "*", "//", "%", "min", "max", "if")
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _COMMUTATIVE = frozenset(("+", "*", "min", "max", "==", "!="))
-_DIVISIONS = frozenset(("//", "%"))  # their right operand is a constant, so no input divides by zero
+_DIVISIONS = frozenset(
+    ("//", "%")
+)  # their right operand is a constant, so no input divides by zero
 _APPLY: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
     "min": min, "max": max, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -28,10 +30,13 @@ _WORDS = {
 }  # fmt: skip
 _CODE = {"min": "min({}, {})", "max": "max({}, {})", "if": "{1} if {0} else {2}"}
 _FUNCTIONS = (
-    "blend scale merge shift score level price total weigh adapt bound charge derive expand fold "
-    "gauge handle index judge limit match offset profit quota refine settle tally update value weave"
+    "blend scale merge shift score level price total weigh adapt bound charge derive expand fold"
+    " gauge handle index judge limit match offset profit quota refine settle tally update value"
+    " weave"
 )
-_VARIABLES = "a b c d g h k m n p q r s t u v w x y z left right width depth count rate size step base goal"
+_VARIABLES = (
+    "a b c d g h k m n p q r s t u v w x y z left right width depth count rate size step base goal"
+)
 FUNCTION_NAMES, VARIABLE_NAMES = _FUNCTIONS.split(), _VARIABLES.split()
 PARAMETERS = 2
 
@@ -61,23 +66,42 @@ class Knobs:
     max_constant: int = 9
 
     def __post_init__(self) -> None:
-        for name in ("functions", "statements", "operators", "names", "function_names", "max_constant"):
+        for name in (
+            "functions",
+            "statements",
+            "operators",
+            "names",
+            "function_names",
+            "max_constant",
+        ):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number")
-        limits = {"functions": (1, 6), "statements": (1, 6), "operators": (1, 4), "max_constant": (4, 99)}
+        limits = {
+            "functions": (1, 6),
+            "statements": (1, 6),
+            "operators": (1, 4),
+            "max_constant": (4, 99),
+        }
         limits["names"] = (PARAMETERS + self.statements - 1, len(VARIABLE_NAMES))
         limits["function_names"] = (self.functions, len(FUNCTION_NAMES))
         for name, (low, high) in limits.items():
             if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range; choose {low} to {high}")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is out of range; choose {low} to {high}"
+                )
         for name, known in (("kinds", KINDS), ("symbols", SYMBOLS)):
             chosen = getattr(self, name)
-            if not isinstance(chosen, tuple) or not chosen or not all(item in known for item in chosen):
+            if (
+                not isinstance(chosen, tuple)
+                or not chosen
+                or not all(item in known for item in chosen)
+            ):
                 raise ConfigError(f"{name}={chosen} must be a non-empty selection of {known}")
 
 
 class Node(NamedTuple):
-    """An expression. `op` is an operator symbol, "if" (condition, then, else), "var", "const" or "call".
+    """An expression. `op` is an operator symbol, "if" (condition, then, else), "var", "const" or
+    "call".
 
     `value` is the variable's number, the constant, or the number of the function called.
     """
@@ -87,12 +111,16 @@ class Node(NamedTuple):
     value: int = 0
 
 
-Function = tuple[Node, ...]  # one expression per statement; statement s binds variable PARAMETERS + s
+Function = tuple[
+    Node, ...
+]  # one expression per statement; statement s binds variable PARAMETERS + s
 Evaluate = Callable[[list[int]], int]
 
 
 def random_program(rng: random.Random, knobs: Knobs) -> list[Function]:
-    """Draw a chain of functions: each calls the one before it, and each statement uses the one before it."""
+    """Draw a chain of functions: each calls the one before it, and each statement uses the one
+    before it.
+    """
     program: list[Function] = []
     for index in range(knobs.functions):
         nodes: list[Node] = []
@@ -107,8 +135,12 @@ def random_program(rng: random.Random, knobs: Knobs) -> list[Function]:
     return program
 
 
-def _expression(rng: random.Random, knobs: Knobs, operators: int, scope: int, required: Node | None = None) -> Node:
-    """A random tree with that many operators over `scope` variables, with `required` as one of its leaves."""
+def _expression(
+    rng: random.Random, knobs: Knobs, operators: int, scope: int, required: Node | None = None
+) -> Node:
+    """A random tree with that many operators over `scope` variables, with `required` as one of its
+    leaves.
+    """
     if operators == 0:
         return required or _leaf(rng, knobs, scope)
     op = rng.choice(knobs.symbols)
@@ -121,37 +153,59 @@ def _expression(rng: random.Random, knobs: Knobs, operators: int, scope: int, re
     if op != "if":
         return Node(op, pair)
     left = Node("var", (), rng.randrange(scope))
-    return Node("if", (Node(rng.choice(_COMPARISONS), (left, _leaf(rng, knobs, scope, unlike=left))), *pair))
+    return Node(
+        "if", (Node(rng.choice(_COMPARISONS), (left, _leaf(rng, knobs, scope, unlike=left))), *pair)
+    )
 
 
 def _leaf(rng: random.Random, knobs: Knobs, scope: int, unlike: Node | None = None) -> Node:
     """A variable or a constant; not the same as `unlike`, and not a second constant beside one."""
     constant = rng.random() < 0.4 and not (unlike and unlike.op == "const")
-    leaf = Node("const", (), rng.randint(2, knobs.max_constant)) if constant else Node("var", (), rng.randrange(scope))
+    leaf = (
+        Node("const", (), rng.randint(2, knobs.max_constant))
+        if constant
+        else Node("var", (), rng.randrange(scope))
+    )
     return _leaf(rng, knobs, scope, unlike) if leaf == unlike else leaf
 
 
 def mutants(node: Node, scope: int, knobs: Knobs) -> Iterator[tuple[str, Node]]:
-    """Every (kind, expression) that one edit of `knobs.kinds` makes of `node`; some may compute the same values."""
-    yield from ((kind, mutant) for kind, mutant in _edits_here(node, scope, knobs) if kind in knobs.kinds)
+    """Every (kind, expression) that one edit of `knobs.kinds` makes of `node`; some may compute the
+    same values.
+    """
+    yield from (
+        (kind, mutant) for kind, mutant in _edits_here(node, scope, knobs) if kind in knobs.kinds
+    )
     for index, arg in enumerate(node.args):
         for kind, mutant in mutants(arg, scope, knobs):
             if node.op not in _DIVISIONS or index == 0 or mutant.op == "const":
-                yield kind, node._replace(args=(*node.args[:index], mutant, *node.args[index + 1 :]))
+                yield (
+                    kind,
+                    node._replace(args=(*node.args[:index], mutant, *node.args[index + 1 :])),
+                )
 
 
 def _edits_here(node: Node, scope: int, knobs: Knobs) -> Iterator[tuple[str, Node]]:
     op, args = node.op, node.args
     if op == "var":
-        yield from (("variable", Node("var", (), other)) for other in range(scope) if other != node.value)
+        yield from (
+            ("variable", Node("var", (), other)) for other in range(scope) if other != node.value
+        )
     elif op == "const":
         for value in set(range(1, knobs.max_constant + 2)) - {node.value}:
-            yield ("off_by_one" if abs(value - node.value) == 1 else "constant"), Node("const", (), value)
+            yield (
+                ("off_by_one" if abs(value - node.value) == 1 else "constant"),
+                Node("const", (), value),
+            )
     elif op in _COMPARISONS:
         yield from (("comparison", Node(other, args)) for other in _COMPARISONS if other != op)
     elif op in _APPLY:
         others = (other for other in knobs.symbols if other not in (op, "if"))
-        yield from (("operator", Node(o, args)) for o in others if o not in _DIVISIONS or args[1].op == "const")
+        yield from (
+            ("operator", Node(o, args))
+            for o in others
+            if o not in _DIVISIONS or args[1].op == "const"
+        )
     if op == "if":
         yield "swapped", Node(op, (args[0], args[2], args[1]))
     elif len(args) == 2 and op not in _COMMUTATIVE | _DIVISIONS:
@@ -165,7 +219,9 @@ def canonical(node: Node) -> tuple[Any, ...]:
 
 
 def _compile(node: Node, table: list[Evaluate]) -> Evaluate:
-    """The tree as a closure over its variables; functions called are looked up in `table` on each call."""
+    """The tree as a closure over its variables; functions called are looked up in `table` on each
+    call.
+    """
     if node.op == "var":
         return operator.itemgetter(node.value)
     if node.op == "const":
@@ -186,7 +242,9 @@ def _compile(node: Node, table: list[Evaluate]) -> Evaluate:
 
 
 def compile_function(function: Function, table: list[Evaluate]) -> Evaluate:
-    """The function as a callable on its list of arguments; it looks up earlier functions in `table` on each call."""
+    """The function as a callable on its list of arguments; it looks up earlier functions in `table`
+    on each call.
+    """
     bodies = [_compile(node, table) for node in function]
 
     def run(args: list[int]) -> int:
@@ -206,7 +264,11 @@ class Names(NamedTuple):
 
     def line(self, function: Function, statement: int) -> str:
         """One line of the body, indented."""
-        target = "return" if statement == len(function) - 1 else f"{self.variables[PARAMETERS + statement]} ="
+        target = (
+            "return"
+            if statement == len(function) - 1
+            else f"{self.variables[PARAMETERS + statement]} ="
+        )
         return f"    {target} {self.show(function[statement], code=True)}"
 
     def doc(self, function: Function) -> str:
@@ -227,7 +289,10 @@ class Names(NamedTuple):
             return f"{self.functions[node.value]}({', '.join(self.show(arg, code=code) for arg in node.args)})"
         call = code and node.op in ("min", "max")
         bare = call or node.op == "if"
-        parts = [self.show(arg, code=code, nested=not (bare and (call or arg.op in _COMPARISONS))) for arg in node.args]
+        parts = [
+            self.show(arg, code=code, nested=not (bare and (call or arg.op in _COMPARISONS)))
+            for arg in node.args
+        ]
         form = _CODE.get(node.op, f"{{}} {node.op} {{}}") if code else _WORDS[node.op]
         text = form.format(*parts)
         return f"({text})" if nested and not call else text

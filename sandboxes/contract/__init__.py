@@ -1,9 +1,10 @@
-"""What every backend promises, as checks that run against a real one: `violations = await check_backend(mine)`.
+"""What every backend promises, as checks that run against a real one: `violations = await
+check_backend(mine)`.
 
-Each check is a function whose docstring is the promise. It gets a room to open sandboxes from and raises `Broken`
-with what it saw instead. The checks in `boundary` apply to backends that say `is_boundary`; they are attacks, and only
-ever run in a sandbox that has shown to share no namespace with this machine. A sandbox needs `sh` and `python3` in
-its PATH.
+Each check is a function whose docstring is the promise. It gets a room to open sandboxes from and
+raises `Broken` with what it saw instead. The checks in `boundary` apply to backends that say
+`is_boundary`; they are attacks, and only ever run in a sandbox that has shown to share no namespace
+with this machine. A sandbox needs `sh` and `python3` in its PATH.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from agentrl.sandboxes.contract import common as _common
 from agentrl.sandboxes.contract import state as _state
 from agentrl.sandboxes.contract.room import BOUNDARY, COMMON, Broken, Check, Room, prove_apart
 
-__all__ = ["BOUNDARY", "COMMON", "Broken", "Check", "Room", "Violation", "check_backend", "prove_apart", "run_check"]
+__all__ = [
+    "BOUNDARY",
+    "COMMON",
+    "Broken",
+    "Check",
+    "Room",
+    "Violation",
+    "check_backend",
+    "prove_apart",
+    "run_check",
+]
 CHECK_S = 60.0
 _loaded = (_boundary, _common, _state)  # importing them registers their checks
 
@@ -33,7 +44,9 @@ class Violation:
 
 
 async def check_backend(backend: SandboxBackend, at_once: int = 4) -> list[Violation]:
-    """Run every check that applies; an empty list means that the backend keeps the contract. Takes seconds."""
+    """Run every check that applies; an empty list means that the backend keeps the contract. Takes
+    seconds.
+    """
     turns = asyncio.Semaphore(at_once)
 
     async def run(check: Check) -> Violation | None:
@@ -50,5 +63,7 @@ async def run_check(check: Check, backend: SandboxBackend) -> Violation | None:
         await asyncio.wait_for(check(Room(backend)), CHECK_S)
     except (Broken, AgentRLError, TimeoutError, ValueError, OSError) as error:
         promise = " ".join((check.__doc__ or "").split())
-        return Violation(getattr(check, "__name__", "check"), promise, f"{type(error).__name__}: {error}")
+        return Violation(
+            getattr(check, "__name__", "check"), promise, f"{type(error).__name__}: {error}"
+        )
     return None

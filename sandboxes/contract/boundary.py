@@ -1,4 +1,6 @@
-"""Checks for backends that are a boundary. They attack, so each sandbox first has to show that it is one."""
+"""Checks for backends that are a boundary. They attack, so each sandbox first has to show that it
+is one.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from agentrl.sandboxes.contract.room import Room, boundary, expect, python, sh
 
 @boundary
 async def no_network(room: Room) -> None:
-    """Nothing outside answers: neither the host's loopback nor any other address, and names do not resolve."""
+    """Nothing outside answers: neither the host's loopback nor any other address, and names do not
+    resolve.
+    """
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server, room.sandbox() as box:
         port = server.sockets[0].getsockname()[1]
         code = (
-            "import socket\nfor at in (('127.0.0.1', %d), ('1.1.1.1', 53), ('10.0.0.1', 22)):\n"
-            " s = socket.socket(); s.settimeout(2)\n print(s.connect_ex(at) != 0)\n"
-            "try: socket.socket(40, socket.SOCK_STREAM); print('vsock')\nexcept OSError: print(True)"
+            "import socket\nfor at in (('127.0.0.1', %d), ('1.1.1.1', 53), ('10.0.0.1', 22)):\n s ="
+            " socket.socket(); s.settimeout(2)\n print(s.connect_ex(at) != 0)\ntry:"
+            " socket.socket(40, socket.SOCK_STREAM); print('vsock')\nexcept OSError: print(True)"
         )
         done = await python(box, code % port)
         expect(done.stdout == b"True\n" * 4, done)
@@ -27,20 +31,22 @@ async def no_network(room: Room) -> None:
 
 @boundary
 async def host_files_are_out_of_sight(room: Room) -> None:
-    """Files of the host that are not part of its system, like a home or this project, cannot be reached inside.
+    """Files of the host that are not part of its system, like a home or this project, cannot be
+    reached inside.
 
-    A home, `/run` and the like may exist, if they are not the host's; what is secret in them cannot be read.
+    A home, `/run` and the like may exist, if they are not the host's; what is secret in them cannot
+    be read.
     """
     with tempfile.NamedTemporaryFile() as secret:
         places = ("/", "/run", "/etc/passwd", os.path.expanduser("~"), __file__)
         ours = {place: os.stat(place) for place in places if os.path.exists(place)}
         async with room.sandbox() as box:
             code = (
-                "import os\nfor path, was in %r.items():\n try: now = os.stat(path)\n except OSError: continue\n"
-                " if (now.st_dev, now.st_ino) == was: print(path)\n"
-                "for path in %r:\n if os.path.exists(path): print(path)\n"
-                "for path in ('/etc/shadow', '/root', '/sys/class', '/sys/block', '/sys/devices', '/sys/kernel'):\n"
-                " if os.access(path, os.R_OK) and (os.path.isfile(path) or os.listdir(path)): print(path)\n"
+                "import os\nfor path, was in %r.items():\n try: now = os.stat(path)\n except"
+                " OSError: continue\n if (now.st_dev, now.st_ino) == was: print(path)\nfor path in"
+                " %r:\n if os.path.exists(path): print(path)\nfor path in ('/etc/shadow', '/root',"
+                " '/sys/class', '/sys/block', '/sys/devices', '/sys/kernel'):\n if os.access(path,"
+                " os.R_OK) and (os.path.isfile(path) or os.listdir(path)): print(path)\n"
             )
             identities = {place: (info.st_dev, info.st_ino) for place, info in ours.items()}
             done = await python(box, code % (identities, [secret.name, os.path.abspath(__file__)]))
@@ -66,7 +72,9 @@ async def the_system_is_read_only(room: Room) -> None:
 
 @boundary
 async def processes_have_a_namespace_of_their_own(room: Room) -> None:
-    """Processes of the host can be neither seen nor signalled: the sandbox has a pid namespace of its own."""
+    """Processes of the host can be neither seen nor signalled: the sandbox has a pid namespace of
+    its own.
+    """
     async with room.sandbox() as box:
         seen = await sh(box, "readlink /proc/self/ns/pid")
         mine = os.readlink("/proc/self/ns/pid")
@@ -75,13 +83,22 @@ async def processes_have_a_namespace_of_their_own(room: Room) -> None:
 
 @boundary
 async def no_privilege_can_be_had(room: Room) -> None:
-    """Commands have no capability and cannot get any; mounts, new namespaces and tracing are refused."""
+    """Commands have no capability and cannot get any; mounts, new namespaces and tracing are
+    refused.
+    """
     async with room.sandbox() as box:
-        status = await sh(box, "grep -E '^(CapEff|CapPrm|CapAmb|CapBnd|NoNewPrivs)' /proc/self/status | sort -u")
+        status = await sh(
+            box, "grep -E '^(CapEff|CapPrm|CapAmb|CapBnd|NoNewPrivs)' /proc/self/status | sort -u"
+        )
         facts = dict(line.split(":\t") for line in status.stdout.decode().splitlines())
         kept = {int(facts.get(name, "1"), 16) for name in ("CapEff", "CapPrm", "CapAmb")} == {0}
         expect(kept and facts.get("NoNewPrivs") == "1", facts)
-        for command in ("unshare -Ur true", "unshare -m true", "mount -t tmpfs none /tmp", "/usr/sbin/chroot / true"):
+        for command in (
+            "unshare -Ur true",
+            "unshare -m true",
+            "mount -t tmpfs none /tmp",
+            "/usr/sbin/chroot / true",
+        ):
             done = await sh(box, command)
             expect(done.exit_code not in (0, 127), f"{command}: {done}")
 
@@ -94,12 +111,12 @@ async def the_supervisor_is_out_of_reach(room: Room) -> None:
         kills = "for s in KILL STOP TERM INT HUP SEGV CHLD USR1; do kill -$s 1; done; kill -9 -1"
         await sh(box, f'[ "$(readlink /proc/self/ns/pid)" = "{host}" ] || {{ {kills}; }}')
         code = (
-            "import os, resource\nfor name in ('mem', 'environ', 'maps', 'fd/3', 'fd/4', 'fd/5', 'fd/6', 'cwd/x'):\n"
-            " for mode in (os.O_RDONLY, os.O_RDWR):\n"
-            "  try: os.close(os.open('/proc/1/' + name, mode)); print(name)\n  except OSError: pass\n"
-            "for act in (lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)), lambda: os.setpriority(0, 1, 19),\n"
-            " lambda: os.sched_setaffinity(1, [0]), lambda: os.setpriority(2, 0, 19)):\n"
-            " try: act(); print('limited')\n except OSError: pass\n"
+            "import os, resource\nfor name in ('mem', 'environ', 'maps', 'fd/3', 'fd/4', 'fd/5',"
+            " 'fd/6', 'cwd/x'):\n for mode in (os.O_RDONLY, os.O_RDWR):\n  try:"
+            " os.close(os.open('/proc/1/' + name, mode)); print(name)\n  except OSError: pass\nfor"
+            " act in (lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)), lambda:"
+            " os.setpriority(0, 1, 19),\n lambda: os.sched_setaffinity(1, [0]), lambda:"
+            " os.setpriority(2, 0, 19)):\n try: act(); print('limited')\n except OSError: pass\n"
         )
         done = await python(box, code)
         expect(done.exit_code == 0 and done.stdout == b"", done)
@@ -108,7 +125,9 @@ async def the_supervisor_is_out_of_reach(room: Room) -> None:
 
 @boundary
 async def resources_are_bounded(room: Room) -> None:
-    """Memory, disk and processes end at their limits, as failures of the command; a reset gives all of it back."""
+    """Memory, disk and processes end at their limits, as failures of the command; a reset gives all
+    of it back.
+    """
     async with room.sandbox() as box:
         hog = await python(box, f"x = bytearray({room.limits.memory_mb} << 20)")
         expect(hog.exit_code != 0, "a command had more memory than its limit")
@@ -119,23 +138,32 @@ async def resources_are_bounded(room: Room) -> None:
         bomb = "import os, time\nfor n in range(1000):\n try:\n  if not os.fork(): time.sleep(60)\n"
         done = await python(box, bomb + " except OSError: break\nprint(n)")
         count = int(done.stdout or b"1000")
-        expect(1 < count <= room.limits.processes, f"{count} processes at a limit of {room.limits.processes}")
+        expect(
+            1 < count <= room.limits.processes,
+            f"{count} processes at a limit of {room.limits.processes}",
+        )
         await box.reset()
-        expect((await sh(box, "head -c 1M /dev/zero > f; true")).exit_code == 0, "unusable after a fork bomb and reset")
+        expect(
+            (await sh(box, "head -c 1M /dev/zero > f; true")).exit_code == 0,
+            "unusable after a fork bomb and reset",
+        )
 
 
 @boundary
 async def nothing_crosses_a_reset(room: Room) -> None:
-    """Shared memory, queues, sockets, attributes: no kernel object carries a note to the next episode."""
+    """Shared memory, queues, sockets, attributes: no kernel object carries a note to the next
+    episode.
+    """
     async with room.sandbox() as box:
         code = (
-            "import os, socket\nopen('/dev/shm/note', 'w').write('x'); open('/tmp/note', 'w').write('x')\n"
-            "for path in ('/tmp', '/dev/shm', '..', '.', '/dev/mqueue'):\n"
-            " try: os.setxattr(path, 'user.note', b'x'); os.chmod(path, 0o700)\n except OSError: pass\n"
-            "try: os.close(os.open('/dev/mqueue/note', os.O_CREAT | os.O_RDWR))\nexcept OSError: pass\n"
-            "a, b = socket.socketpair(); c, d = socket.socketpair()\nf = open('big', 'wb'); f.write(b'x' * 4000000)\n"
-            "os.unlink('big'); socket.send_fds(a, [b'x'], [f.fileno(), b.fileno()])\nif os.fork() == 0:\n"
-            " os.setsid()\n import time\n time.sleep(60)\n"
+            "import os, socket\nopen('/dev/shm/note', 'w').write('x'); open('/tmp/note',"
+            " 'w').write('x')\nfor path in ('/tmp', '/dev/shm', '..', '.', '/dev/mqueue'):\n try:"
+            " os.setxattr(path, 'user.note', b'x'); os.chmod(path, 0o700)\n except OSError:"
+            " pass\ntry: os.close(os.open('/dev/mqueue/note', os.O_CREAT | os.O_RDWR))\nexcept"
+            " OSError: pass\na, b = socket.socketpair(); c, d = socket.socketpair()\nf ="
+            " open('big', 'wb'); f.write(b'x' * 4000000)\nos.unlink('big'); socket.send_fds(a,"
+            " [b'x'], [f.fileno(), b.fileno()])\nif os.fork() == 0:\n os.setsid()\n import time\n"
+            " time.sleep(60)\n"
         )
         await python(box, code)
         for key in ("ipcmk -Q", "ipcmk -M 4096", "ipcmk -S 1"):

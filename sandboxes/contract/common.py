@@ -7,15 +7,32 @@ import hashlib
 import os
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.contract.room import LATE, PYTHON, Broken, Room, appears, common, expect, goes_on, python, sh
+from agentrl.sandboxes.contract.room import (
+    LATE,
+    PYTHON,
+    Broken,
+    Room,
+    appears,
+    common,
+    expect,
+    goes_on,
+    python,
+    sh,
+)
 
 
 @common
 async def commands_end_as_values(room: Room) -> None:
-    """A command's exit code, signal and two streams come back as they were; a missing program is a 127."""
+    """A command's exit code, signal and two streams come back as they were; a missing program is a
+    127.
+    """
     async with room.sandbox() as box:
         done = await sh(box, "echo out; echo err >&2; exit 3")
-        expect((done.exit_code, done.signal, done.stdout, done.stderr) == (3, None, b"out\n", b"err\n"), done)
+        expect(
+            (done.exit_code, done.signal, done.stdout, done.stderr)
+            == (3, None, b"out\n", b"err\n"),
+            done,
+        )
         killed = await sh(box, "kill -9 $$")
         expect((killed.exit_code, killed.signal, killed.timed_out) == (None, 9, False), killed)
         absent = await box.exec(["/no/such/program"])
@@ -24,7 +41,9 @@ async def commands_end_as_values(room: Room) -> None:
 
 @common
 async def stdin_is_exact(room: Room) -> None:
-    """Standard input arrives byte for byte, also what is longer than a pipe; nobody reading it is no failure."""
+    """Standard input arrives byte for byte, also what is longer than a pipe; nobody reading it is
+    no failure.
+    """
     async with room.sandbox() as box:
         data = bytes(range(256)) * 4000
         code = "import sys, hashlib; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
@@ -36,14 +55,21 @@ async def stdin_is_exact(room: Room) -> None:
 
 @common
 async def commands_get_a_clean_start(room: Room) -> None:
-    """A command starts in the empty work area with only its own variables and no open file but the standard three."""
+    """A command starts in the empty work area with only its own variables and no open file but the
+    standard three.
+    """
     canary = "AGENTRL_CONTRACT_CANARY"
     os.environ[canary] = "1"
     try:
         async with room.sandbox() as box:
-            code = "import os; print(len(os.listdir('.')), os.environ.get('MINE'), sorted(os.listdir('/proc/self/fd')))"
+            code = (
+                "import os; print(len(os.listdir('.')), os.environ.get('MINE'),"
+                " sorted(os.listdir('/proc/self/fd')))"
+            )
             done = await box.exec([*PYTHON, code], env={"MINE": "yes"})
-            expect(done.stdout.decode().startswith("0 yes ['0', '1', '2', '3']"), done)  # 3 is the listing itself
+            expect(
+                done.stdout.decode().startswith("0 yes ['0', '1', '2', '3']"), done
+            )  # 3 is the listing itself
             variables = await sh(box, "env")
             expect(canary.encode() not in variables.stdout, variables)
     finally:
@@ -72,7 +98,9 @@ async def a_timeout_ends_the_whole_tree(room: Room) -> None:
 
 @common
 async def background_holds_nobody_up(room: Room) -> None:
-    """A command is over when its leader is, though a child keeps its pipes open; that child may go on."""
+    """A command is over when its leader is, though a child keeps its pipes open; that child may go
+    on.
+    """
     async with room.sandbox() as box:
         done = await sh(box, f"({LATE}; sleep 30) & echo started")
         expect(done.exit_code == 0 and done.stdout == b"started\n", done)
@@ -95,10 +123,14 @@ async def a_cancelled_call_leaves_order(room: Room) -> None:
 
 @common
 async def put_follows_no_link(room: Room) -> None:
-    """put makes directories and replaces what is in the way; it writes through no link and no hard link."""
+    """put makes directories and replaces what is in the way; it writes through no link and no hard
+    link.
+    """
     async with room.sandbox() as box:
         await sh(
-            box, "mkdir real; echo safe > real/kept; ln -s real link; ln -s real/kept soft; ln real/kept hard; mkdir d"
+            box,
+            "mkdir real; echo safe > real/kept; ln -s real link; ln -s real/kept soft; ln real/kept"
+            " hard; mkdir d",
         )
         await box.put({"link/new": b"1", "soft": b"2", "hard": b"3", "d": b"4", "a/b/c": b"5"})
         done = await sh(box, "cat real/kept link/new soft hard d a/b/c; ls real")
@@ -107,14 +139,29 @@ async def put_follows_no_link(room: Room) -> None:
 
 @common
 async def get_takes_plain_files_only(room: Room) -> None:
-    """get returns regular files with one name that no link leads to, in the size limit, and leaves out all else."""
+    """get returns regular files with one name that no link leads to, in the size limit, and leaves
+    out all else.
+    """
     async with room.sandbox() as box:
         await sh(
             box,
-            "mkdir d; echo x > d/ok; ln -s d way; ln -s /etc/passwd soft; echo y > one; ln one two; mkfifo pipe;"
-            f" head -c {room.limits.file_bytes + 1} /dev/zero > big; ln -s /proc/self hop",
+            "mkdir d; echo x > d/ok; ln -s d way; ln -s /etc/passwd soft; echo y > one; ln one"
+            f" two; mkfifo pipe; head -c {room.limits.file_bytes + 1} /dev/zero > big; ln -s"
+            " /proc/self hop",
         )
-        names = ["d/ok", "way/ok", "soft", "one", "two", "pipe", "big", "d", "hop/environ", "missing", "d/ok/x"]
+        names = [
+            "d/ok",
+            "way/ok",
+            "soft",
+            "one",
+            "two",
+            "pipe",
+            "big",
+            "d",
+            "hop/environ",
+            "missing",
+            "d/ok/x",
+        ]
         found = await box.get(names)
         expect(found == {"d/ok": b"x\n"}, found)
 
@@ -134,13 +181,30 @@ async def paths_stay_inside(room: Room) -> None:
 
 @common
 async def manifest_tells_all(room: Room) -> None:
-    """manifest lists every entry with kind, mode, size and hash, sorted by path, and follows no link."""
+    """manifest lists every entry with kind, mode, size and hash, sorted by path, and follows no
+    link.
+    """
     async with room.sandbox() as box:
         await sh(
-            box, "umask 022; mkdir d; printf abc > d/f; chmod 640 d/f; ln -s /usr l; mkfifo p; mkdir -m 000 locked"
+            box,
+            "umask 022; mkdir d; printf abc > d/f; chmod 640 d/f; ln -s /usr l; mkfifo p; mkdir -m"
+            " 000 locked",
         )
-        seen = [(info.path, info.kind, info.mode) for info in await box.manifest() if info.kind != "link"]
-        expect(seen == [("d", "dir", 0o755), ("d/f", "file", 0o640), ("locked", "dir", 0), ("p", "other", 0o644)], seen)
+        seen = [
+            (info.path, info.kind, info.mode)
+            for info in await box.manifest()
+            if info.kind != "link"
+        ]
+        expect(
+            seen
+            == [
+                ("d", "dir", 0o755),
+                ("d/f", "file", 0o640),
+                ("locked", "dir", 0),
+                ("p", "other", 0o644),
+            ],
+            seen,
+        )
         rows = {info.path: info for info in await box.manifest()}
         expect(rows["l"].kind == "link" and rows["d/f"].size == 3, rows)
         expect(rows["d/f"].sha256 == hashlib.sha256(b"abc").hexdigest(), rows["d/f"])
@@ -152,7 +216,9 @@ async def kill_all_spares_files(room: Room) -> None:
     async with room.sandbox() as box:
         await sh(box, f"touch kept; setsid sh -c '{LATE}' & sh -c 'kill -STOP $$' & true")
         await box.kill_all()
-        expect([info.path for info in await box.manifest()] == ["kept"], "kill_all changed the files")
+        expect(
+            [info.path for info in await box.manifest()] == ["kept"], "kill_all changed the files"
+        )
         expect(not await goes_on(box), "a daemon survived kill_all")
 
 
@@ -161,7 +227,9 @@ async def reset_is_clean(room: Room) -> None:
     """reset leaves no process and no file, whatever their depth, mode, name or open descriptors."""
     async with room.sandbox() as box:
         await sh(
-            box, "setsid sh -c 'exec 3>open; rm open; sleep 1.2; touch late' & mkdir -p locked/in; touch locked/in/f"
+            box,
+            "setsid sh -c 'exec 3>open; rm open; sleep 1.2; touch late' & mkdir -p locked/in; touch"
+            " locked/in/f",
         )
         deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nopen('f', 'w')"
         done = await python(box, deep + "\nos.mkdir(b'\\xff\\n'); os.mkdir('e', 0)")
@@ -171,12 +239,17 @@ async def reset_is_clean(room: Room) -> None:
         expect(await box.manifest() == [], "files survived the reset")
         await asyncio.sleep(2)
         done = await sh(box, 'ls -a . "$TMPDIR" | grep -v "^[.]*$"; touch works')
-        expect([info.path for info in await box.manifest()] == ["works"], f"a process survived the reset: {done}")
+        expect(
+            [info.path for info in await box.manifest()] == ["works"],
+            f"a process survived the reset: {done}",
+        )
 
 
 @common
 async def reset_takes_files_along(room: Room) -> None:
-    """reset(files) leaves these files and nothing else; a path that leaves the work area stops it before it begins."""
+    """reset(files) leaves these files and nothing else; a path that leaves the work area stops it
+    before it begins.
+    """
     async with room.sandbox() as box:
         await box.put({"old": b"1", "dir/kept": b"2"})
         for odd in ("../out", "/out", "a/../../out"):
@@ -185,7 +258,10 @@ async def reset_takes_files_along(room: Room) -> None:
             except ValueError:
                 continue
             raise Broken(f"reset took the path {odd!r}")
-        expect([info.path for info in await box.manifest()] == ["dir", "dir/kept", "old"], "a refused reset began")
+        expect(
+            [info.path for info in await box.manifest()] == ["dir", "dir/kept", "old"],
+            "a refused reset began",
+        )
         await box.reset({"dir/new": b"4", "empty": b""})
         found = {info.path: info.size for info in await box.manifest() if info.kind == "file"}
         expect(found == {"dir/new": 1, "empty": 0}, f"reset with files left {found}")

@@ -12,10 +12,14 @@ from pathlib import Path
 
 from agentrl.sandboxes.base import ExecResult, Sandbox, SandboxBackend, SandboxLimits
 
-LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, processes=24, open_files=64, output_bytes=4000, file_bytes=10_000)
+LIMITS = SandboxLimits(
+    memory_mb=256, disk_mb=16, processes=24, open_files=64, output_bytes=4000, file_bytes=10_000
+)
 PYTHON = ("python3", "-I", "-S", "-B", "-c")
 LATE = "until [ -e go ]; do sleep 0.05; done; touch late"
-"""What a process of a check does that ought to be ended: it waits for a sign, so no clock decides which came first."""
+"""What a process of a check does that ought to be ended: it waits for a sign, so no clock decides
+which came first.
+"""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "user")
 
@@ -29,8 +33,8 @@ class Room:
     """Where a check gets its sandboxes from.
 
     Attributes:
-        hostile: the check would harm a machine that it is not kept from, so each sandbox first has to show that it
-            shares no namespace with this one.
+        hostile: the check would harm a machine that it is not kept from, so each sandbox first has
+            to show that it shares no namespace with this one.
     """
 
     backend: SandboxBackend
@@ -50,20 +54,27 @@ class Room:
 
 
 async def prove_apart(sandbox: Sandbox) -> None:
-    """Let a sandbox show, by looking only, that it runs on another kernel or in namespaces of its own.
+    """Let a sandbox show, by looking only, that it runs on another kernel or in namespaces of its
+    own.
 
-    It may share the user namespace if its commands are a user who is neither root nor us and has no capability.
+    It may share the user namespace if its commands are a user who is neither root nor us and has no
+    capability.
 
     Raises:
         Broken: it shares one with this machine, or cannot tell.
     """
-    here = [Path(_BOOT_ID).read_text().strip(), *(os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES)]
+    here = [
+        Path(_BOOT_ID).read_text().strip(),
+        *(os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES),
+    ]
     links = " ".join(f"/proc/self/ns/{name}" for name in _NAMESPACES)
     facts = "id -u && grep CapEff: /proc/self/status | cut -f 2"
     seen = await sandbox.exec(["sh", "-c", f"cat {_BOOT_ID} && readlink {links} && {facts}"])
     there = seen.stdout.decode("utf-8", "replace").split()
     if len(there) != len(here) + 2:
-        raise Broken(f"not tried, as the sandbox cannot show that it is apart from this machine: {seen}")
+        raise Broken(
+            f"not tried, as the sandbox cannot show that it is apart from this machine: {seen}"
+        )
     *there, uid, capabilities = there
     shared = [link for link, other in zip(here[1:], there[1:], strict=True) if link == other]
     if uid not in ("0", str(os.geteuid())) and not capabilities.strip("0"):
@@ -84,7 +95,9 @@ def common(check: Check) -> Check:
 
 
 def boundary(check: Check) -> Check:
-    """Register a check for backends that are a boundary; it only ever attacks a sandbox that has shown to be one."""
+    """Register a check for backends that are a boundary; it only ever attacks a sandbox that has
+    shown to be one.
+    """
 
     @functools.wraps(check)
     async def guarded(room: Room) -> None:
@@ -116,7 +129,9 @@ async def appears(sandbox: Sandbox, path: str, within_s: float = 10.0) -> bool:
 
 
 async def goes_on(sandbox: Sandbox) -> bool:
-    """Give the processes that run `LATE` their sign, and wait whether one of them is still there to see it."""
+    """Give the processes that run `LATE` their sign, and wait whether one of them is still there to
+    see it.
+    """
     await sandbox.put({"go": b""})
     return await appears(sandbox, "late", within_s=2.0)
 

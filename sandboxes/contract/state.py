@@ -1,4 +1,6 @@
-"""Checks of what lasts and what comes back: directories, sessions, snapshots, and the look at what differs."""
+"""Checks of what lasts and what comes back: directories, sessions, snapshots, and the look at what
+differs.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +9,48 @@ from dataclasses import replace
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import ExecResult, Sandbox, Session, Snapshot, SnapshotEntry
-from agentrl.sandboxes.contract.room import LATE, Broken, Room, appears, common, expect, goes_on, python, sh
+from agentrl.sandboxes.contract.room import (
+    LATE,
+    Broken,
+    Room,
+    appears,
+    common,
+    expect,
+    goes_on,
+    python,
+    sh,
+)
 
 _TREE = (
-    "import os\nos.umask(0)\nos.mkdir(b'a\\xff\\n')\nos.mkdir('d'); os.mkdir('d/e')\n"
-    "open('d/e/f', 'wb').write(b'\\0\\xff' * 999)\n"
-    "open('run', 'w').write('#!/bin/sh\\necho ran\\n'); os.chmod('run', 0o751)\nopen(b'a\\xff\\n/ \\'\"', 'w')\n"
-    "os.symlink('d/e/f', 'in'); os.symlink('/etc/passwd', 'out'); os.symlink('nowhere', b'd/\\x80')\n"
-    "os.link('run', 'twin'); os.mkfifo('pipe'); open('secret', 'w').write('s'); os.chmod('secret', 0)\n"
-    "os.chmod('d/e', 0o555); os.mkdir('locked', 0)"
+    "import os\nos.umask(0)\nos.mkdir(b'a\\xff\\n')\nos.mkdir('d'); os.mkdir('d/e')\nopen('d/e/f',"
+    " 'wb').write(b'\\0\\xff' * 999)\nopen('run', 'w').write('#!/bin/sh\\necho ran\\n');"
+    " os.chmod('run', 0o751)\nopen(b'a\\xff\\n/ \\'\"', 'w')\nos.symlink('d/e/f', 'in');"
+    " os.symlink('/etc/passwd', 'out'); os.symlink('nowhere', b'd/\\x80')\nos.link('run', 'twin');"
+    " os.mkfifo('pipe'); open('secret', 'w').write('s'); os.chmod('secret', 0)\nos.chmod('d/e',"
+    " 0o555); os.mkdir('locked', 0)"
 )
 
 
-async def _said(session: Session, command: str, timeout_s: float = 10.0) -> tuple[int | None, bytes]:
+async def _said(
+    session: Session, command: str, timeout_s: float = 10.0
+) -> tuple[int | None, bytes]:
     done = await session.run(command, timeout_s=timeout_s)
     return done.exit_code, done.stdout
 
 
 @common
 async def commands_start_where_asked(room: Room) -> None:
-    """`cwd` is a directory of the work area; one missing or behind a link is a 126, one outside a ValueError."""
+    """`cwd` is a directory of the work area; one missing or behind a link is a 126, one outside a
+    ValueError.
+    """
     async with room.sandbox() as box:
         home = await sh(box, "mkdir -p d/e; ln -s /usr link; touch f; pwd")
         inside = await box.exec(["sh", "-c", "pwd; touch here"], cwd="d/e")
         expect(inside.stdout.endswith(b"/d/e\n"), inside)
-        expect([info.path for info in await box.list("d/e")] == ["d/e/here"], "the command was elsewhere")
+        expect(
+            [info.path for info in await box.list("d/e")] == ["d/e/here"],
+            "the command was elsewhere",
+        )
         for place in ("missing", "link", "f"):
             done = await box.exec(["pwd"], cwd=place)
             expect(done.exit_code == 126 and done.stdout == b"", done)
@@ -48,10 +67,19 @@ async def commands_start_where_asked(room: Room) -> None:
 
 @common
 async def list_shows_one_directory(room: Room) -> None:
-    """list tells kind, mode and size of what is directly in a directory; no such directory is an OSError."""
+    """list tells kind, mode and size of what is directly in a directory; no such directory is an
+    OSError.
+    """
     async with room.sandbox() as box:
-        await sh(box, "umask 022; mkdir -p d/e; printf abc > d/f; chmod 640 d/f; ln -s /etc d/l; ln -s d hop")
-        seen = [(info.path, info.kind, info.mode, info.sha256) for info in await box.list("d") if info.kind != "link"]
+        await sh(
+            box,
+            "umask 022; mkdir -p d/e; printf abc > d/f; chmod 640 d/f; ln -s /etc d/l; ln -s d hop",
+        )
+        seen = [
+            (info.path, info.kind, info.mode, info.sha256)
+            for info in await box.list("d")
+            if info.kind != "link"
+        ]
         expect(seen == [("d/e", "dir", 0o755, ""), ("d/f", "file", 0o640, "")], seen)
         expect([info.path for info in await box.list()] == ["d", "hop"], "the work area itself")
         for path in ("missing", "hop", "d/f", "d/l"):
@@ -64,41 +92,73 @@ async def list_shows_one_directory(room: Room) -> None:
 
 @common
 async def a_session_keeps_its_state(room: Room) -> None:
-    """In a session directory, variables and functions last; each command has its own output and exit code."""
+    """In a session directory, variables and functions last; each command has its own output and
+    exit code.
+    """
     async with room.sandbox() as box:
         session = await box.open_session({"MINE": "yes"})
-        first = await session.run("mkdir d; cd d; x=5; export Y=6; f() { echo f $x; }; echo err >&2; (exit 3)")
-        expect((first.exit_code, first.stdout, first.stderr, session.alive) == (3, b"", b"err\n", True), first)
-        second = await session.run("f; sh -c 'echo $MINE $Y'; basename \"$PWD\"; cat; echo 'it'\\''s'\n# end")
+        first = await session.run(
+            "mkdir d; cd d; x=5; export Y=6; f() { echo f $x; }; echo err >&2; (exit 3)"
+        )
+        expect(
+            (first.exit_code, first.stdout, first.stderr, session.alive)
+            == (3, b"", b"err\n", True),
+            first,
+        )
+        second = await session.run(
+            "f; sh -c 'echo $MINE $Y'; basename \"$PWD\"; cat; echo 'it'\\''s'\n# end"
+        )
         expect((second.exit_code, second.stdout) == (0, b"f 5\nyes 6\nd\nit's\n"), second)
         other = await box.open_session()
-        expect(await _said(other, "echo $x; pwd | grep -c /d$") == (1, b"\n0\n"), "two sessions share a state")
+        expect(
+            await _said(other, "echo $x; pwd | grep -c /d$") == (1, b"\n0\n"),
+            "two sessions share a state",
+        )
         expect((await sh(box, "echo $x")).stdout == b"\n", "a session's state is in exec")
         await session.close()
         await session.close()
-        expect(await _said(other, "echo still") == (0, b"still\n"), "closing one session ended another")
+        expect(
+            await _said(other, "echo still") == (0, b"still\n"), "closing one session ended another"
+        )
 
 
 @common
 async def a_session_tells_how_it_ends(room: Room) -> None:
-    """A shell that exits, dies or runs out of time is reported, and the next command finds a new one at home."""
+    """A shell that exits, dies or runs out of time is reported, and the next command finds a new
+    one at home.
+    """
     async with room.sandbox() as box:
         session = await box.open_session()
-        for command, code, signal in (("x=1; exit 3", 3, None), ("x=1; kill -9 $$", None, 9), ("exec false", 1, None)):
+        for command, code, signal in (
+            ("x=1; exit 3", 3, None),
+            ("x=1; kill -9 $$", None, 9),
+            ("exec false", 1, None),
+        ):
             done = await session.run(command)
-            expect((done.exit_code, done.signal, session.alive) == (code, signal, False), (command, done))
+            expect(
+                (done.exit_code, done.signal, session.alive) == (code, signal, False),
+                (command, done),
+            )
             expect(await _said(session, "echo $x") == (0, b"\n"), f"no new shell after {command}")
         home = await sh(box, "pwd")
         await session.run("home=$PWD; cd /; x=1")
         late = await session.run(f'echo before; (cd "$home"; {LATE}) & sleep 30', timeout_s=1.0)
-        expect(late.timed_out and late.stdout == b"before\n" and late.wall_s < 8 and not session.alive, late)
-        expect(await _said(session, "echo $x; pwd") == (0, b"\n" + home.stdout), "no new shell after a timeout")
+        expect(
+            late.timed_out and late.stdout == b"before\n" and late.wall_s < 8 and not session.alive,
+            late,
+        )
+        expect(
+            await _said(session, "echo $x; pwd") == (0, b"\n" + home.stdout),
+            "no new shell after a timeout",
+        )
         expect(not await goes_on(box), "a command went on after its timeout")
 
 
 @common
 async def a_session_waits_for_no_background(room: Room) -> None:
-    """A command in a session is over though its children hold the pipes or flood them; output is capped."""
+    """A command in a session is over though its children hold the pipes or flood them; output is
+    capped.
+    """
     async with room.sandbox() as box:
         session = await box.open_session()
         done = await session.run(f"({LATE}; sleep 30) & echo started")
@@ -113,12 +173,14 @@ async def a_session_waits_for_no_background(room: Room) -> None:
 
 @common
 async def a_session_cannot_be_forged(room: Room) -> None:
-    """Whatever a command writes to whatever it has open, the next command's output and exit code are its own."""
+    """Whatever a command writes to whatever it has open, the next command's output and exit code
+    are its own.
+    """
     async with room.sandbox() as box:
         session = await box.open_session()
         code = (
-            "import os\nfor fd in range(3, 64):\n for line in (b'x 0\\n', b'0' * 24 + b' 0\\n', b'\\n' * 9999):\n"
-            "  try: os.write(fd, line)\n  except OSError: break\nprint('0 0')"
+            "import os\nfor fd in range(3, 64):\n for line in (b'x 0\\n', b'0' * 24 + b' 0\\n',"
+            " b'\\n' * 9999):\n  try: os.write(fd, line)\n  except OSError: break\nprint('0 0')"
         )
         await box.put({"forge.py": code.encode()})
         await session.run("python3 -I -S -B forge.py")
@@ -136,7 +198,10 @@ async def a_cancelled_session_leaves_order(room: Room) -> None:
         await asyncio.sleep(0.2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        expect(await _said(session, "echo next") == (0, b"next\n"), "the answer to a cancelled command came late")
+        expect(
+            await _said(session, "echo next") == (0, b"next\n"),
+            "the answer to a cancelled command came late",
+        )
         expect(not await goes_on(box), "the cancelled command went on")
 
 
@@ -165,19 +230,29 @@ async def _planted(box: Sandbox) -> Snapshot:
 
 @common
 async def snapshots_come_back_equal(room: Room) -> None:
-    """A tree of files, directories, links and modes comes back equal, in the same sandbox and in another one."""
+    """A tree of files, directories, links and modes comes back equal, in the same sandbox and in
+    another one.
+    """
     async with room.sandbox() as one, room.sandbox() as two:
         before = await _planted(one)
         kinds = {entry.path: (entry.kind, entry.mode) for entry in before.entries}
         expect(kinds["run"] == ("file", 0o751) and kinds["d/e"] == ("dir", 0o555), kinds)
-        expect(kinds["locked"] == ("dir", 0) and kinds["out"][0] == "link" and "pipe" not in kinds, kinds)
+        expect(
+            kinds["locked"] == ("dir", 0) and kinds["out"][0] == "link" and "pipe" not in kinds,
+            kinds,
+        )
         expect(await one.snapshot() == before, "a snapshot changed the tree")
         await two.put({"old/file": b"1", "d": b"2"})
         for box in (two, one):
             await box.restore(before)
             after = await box.snapshot()
-            expect(after == before and after.digest == before.digest, "the tree came back different")
-        look = "./run; cat in | wc -c; readlink out; touch new && echo y > run; stat -c %u . run | uniq | wc -l"
+            expect(
+                after == before and after.digest == before.digest, "the tree came back different"
+            )
+        look = (
+            "./run; cat in | wc -c; readlink out; touch new && echo y > run; stat -c %u . run |"
+            " uniq | wc -l"
+        )
         done = await sh(two, look)
         expect(done.stdout == b"ran\n1998\n/etc/passwd\n1\n", done)
 
@@ -210,7 +285,11 @@ async def restore_follows_no_link(room: Room) -> None:
             raise Broken("an entry behind a link was restored")
         for path in ("../x", "/tmp/x", "a/../../x", "a//x", ""):
             try:
-                await box.restore(replace(start, entries=(*start.entries, SnapshotEntry(path, "file", 0o644, b"x"))))
+                await box.restore(
+                    replace(
+                        start, entries=(*start.entries, SnapshotEntry(path, "file", 0o644, b"x"))
+                    )
+                )
             except ValueError:
                 continue
             raise Broken(f"a snapshot's path {path!r} was taken")
@@ -220,7 +299,9 @@ async def restore_follows_no_link(room: Room) -> None:
 
 @common
 async def verify_tells_what_differs(room: Room) -> None:
-    """verify is empty for a new and for a reset sandbox, names what else there is, and changes nothing."""
+    """verify is empty for a new and for a reset sandbox, names what else there is, and changes
+    nothing.
+    """
     async with room.sandbox() as box:
         await box.ping()
         expect(await box.verify() == [], "a new sandbox differs from itself")

@@ -1,4 +1,6 @@
-"""Sandboxes made of Docker containers: one hardened container each, with our supervisor as process 1."""
+"""Sandboxes made of Docker containers: one hardened container each, with our supervisor as process
+1.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split, unreachable
-from agentrl.sandboxes.docker.images import DEFAULT_PATH, ROLES, Layered, image_of, proxy_image, require_image
+from agentrl.sandboxes.docker.images import (
+    DEFAULT_PATH,
+    ROLES,
+    Layered,
+    image_of,
+    proxy_image,
+    require_image,
+)
 from agentrl.sandboxes.docker.network import Link
 from agentrl.sandboxes.docker.networked import NetworkedSandbox
 from agentrl.sandboxes.docker.owner import Owner, Uid
@@ -29,9 +38,11 @@ _Started = tuple[Container, Place, Link | None]
 class DockerBackend:
     """One long-lived container per sandbox, on one daemon or shared out over several.
 
-    Inside: the image read-only, no network but a loopback, a work area, /tmp and /dev/shm in memory with caps on size
-    and number of files, no capability for commands, one uid of its own per sandbox, our system-call profile, and limits
-    by a control group. The container ends when its connection to this process does.
+    Inside: the image read-only, no network but a loopback, a work area, /tmp and /dev/shm in memory
+        with caps on size
+    and number of files, no capability for commands, one uid of its own per sandbox, our system-call
+    profile, and limits by a control group. The container ends when its connection to this process
+    does.
     """
 
     name = "docker"
@@ -50,13 +61,16 @@ class DockerBackend:
         """Nothing is asked of a daemon before the first sandbox.
 
         Args:
-            image: for both roles; None for AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE, or what
-                `agentrl images build` made.
-            url: of the daemon, several with commas between them; None for AGENTRL_DOCKER_URL or DOCKER_HOST.
-            runtime: an OCI runtime that the daemons know, as runsc or kata; None for AGENTRL_DOCKER_RUNTIME or theirs.
-            userns: "host" switches a daemon's remapping of users off; None for AGENTRL_DOCKER_USERNS or the daemons'
-                own mode.
-            network: "none", or `Allow` with the hosts that agents may reach; graders never have one.
+            image: for both roles; None for AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE, or
+                what `agentrl images build` made.
+            url: of the daemon, several with commas between them; None for AGENTRL_DOCKER_URL or
+                DOCKER_HOST.
+            runtime: an OCI runtime that the daemons know, as runsc or kata; None for
+                AGENTRL_DOCKER_RUNTIME or theirs.
+            userns: "host" switches a daemon's remapping of users off; None for
+                AGENTRL_DOCKER_USERNS or the daemons' own mode.
+            network: "none", or `Allow` with the hosts that agents may reach; graders never have
+                one.
             lifetime_s: age at which another machine's start may take a container for abandoned.
 
         Raises:
@@ -64,8 +78,9 @@ class DockerBackend:
         """
         if not isinstance(network, Allow) and network != "none":
             raise ConfigError(
-                f"docker network={network!r} would let agents reach this machine and others: leave it out (none), or"
-                " name the hosts that they may reach with network=Allow('example.org')"
+                f"docker network={network!r} would let agents reach this machine and others: leave"
+                " it out (none), or name the hosts that they may reach with"
+                " network=Allow('example.org')"
             )
         if lifetime_s <= 0:
             raise ConfigError(f"docker lifetime_s={lifetime_s} must be positive")
@@ -78,8 +93,9 @@ class DockerBackend:
         self._userns = userns or os.environ.get("AGENTRL_DOCKER_USERNS") or None
         if self._userns not in (None, "host"):
             raise ConfigError(
-                f"docker userns={self._userns!r} is unknown: leave it out (and AGENTRL_DOCKER_USERNS) for the daemon's"
-                " own mode, or say 'host' to switch its remapping off"
+                f"docker userns={self._userns!r} is unknown: leave it out (and"
+                " AGENTRL_DOCKER_USERNS) for the daemon's own mode, or say 'host' to switch its"
+                " remapping off"
             )
         self._owner = Owner.me()
         self._daemons = [Daemon(part, self._owner) for part in urls]
@@ -93,9 +109,13 @@ class DockerBackend:
             SandboxLost: it could not be started; the message names the missing part and the fix.
         """
         if os.getpid() != int(self._owner.pid.partition("/")[0]):
-            raise SandboxLost("a DockerBackend cannot be used after a fork: make one in the new process")
+            raise SandboxLost(
+                "a DockerBackend cannot be used after a fork: make one in the new process"
+            )
         now, failures = time.monotonic(), []
-        for daemon in sorted(self._daemons, key=lambda one: (now - one.failed_at < _REST_S, one.live)):
+        for daemon in sorted(
+            self._daemons, key=lambda one: (now - one.failed_at < _REST_S, one.live)
+        ):
             try:
                 return await self._open_on(daemon, role, limits)
             except SandboxLost as error:
@@ -127,20 +147,35 @@ class DockerBackend:
             layered = self._layered(daemon, image_of(role, self._image))
             uid = Uid()
             place = _place(uid.number, limits, layered.env)
-            labels = self._owner.labels(self._lifetime_s) | {"agentrl.role": role, "agentrl.uid": str(uid.number)}
+            labels = self._owner.labels(self._lifetime_s) | {
+                "agentrl.role": role,
+                "agentrl.uid": str(uid.number),
+            }
             spec = Spec(layered.image, limits, labels, self._runtime, self._userns)
             if self._allow is not None and role == "agent":
                 link = self._link(daemon, self._allow, spec)
                 spec, place = link.linked(spec), replace(place, env={**place.env, **link.env})
-            return Container(daemon, spec, self._executor, lambda: _forget(daemon, uid, link)), place, link
+            return (
+                Container(daemon, spec, self._executor, lambda: _forget(daemon, uid, link)),
+                place,
+                link,
+            )
         except BaseException:
-            self._layers.pop((daemon.url, image_of(role, self._image)), None)  # a daemon may have lost its images
+            self._layers.pop(
+                (daemon.url, image_of(role, self._image)), None
+            )  # a daemon may have lost its images
             _forget(daemon, uid, link)
             raise
 
     def _link(self, daemon: Daemon, allow: Allow, spec: Spec) -> Link:
         proxy = replace(spec, image=self._layered(daemon, proxy_image()).image)
-        return Link(daemon, allow, proxy, f"agentrl-{self._owner.run}-{spec.labels['agentrl.uid']}", self._executor)
+        return Link(
+            daemon,
+            allow,
+            proxy,
+            f"agentrl-{self._owner.run}-{spec.labels['agentrl.uid']}",
+            self._executor,
+        )
 
     def _layered(self, daemon: Daemon, image: str) -> Layered:
         key = (daemon.url, image)
@@ -150,7 +185,12 @@ class DockerBackend:
 
 
 def _place(uid: int, limits: SandboxLimits, image_env: dict[str, str]) -> Place:
-    env = COMMON_ENV | {"PATH": DEFAULT_PATH} | image_env | {"HOME": f"{AREA}/work", "TMPDIR": f"{AREA}/tmp"}
+    env = (
+        COMMON_ENV
+        | {"PATH": DEFAULT_PATH}
+        | image_env
+        | {"HOME": f"{AREA}/work", "TMPDIR": f"{AREA}/tmp"}
+    )
     return Place(
         area=AREA,
         private=True,
@@ -189,7 +229,9 @@ def first_daemon() -> Daemon:
 
 
 def missing() -> str | None:
-    """What keeps Docker from being used here, with the fix; None if nothing does. Starts no container."""
+    """What keeps Docker from being used here, with the fix; None if nothing does. Starts no
+    container.
+    """
     try:
         for url in split(default_url()):
             if problem := unreachable(url):

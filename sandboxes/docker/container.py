@@ -28,7 +28,9 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Demultiplexer:
-    """Takes Docker's stream apart: each piece has a header of 8 bytes with the stream that it belongs to."""
+    """Takes Docker's stream apart: each piece has a header of 8 bytes with the stream that it
+    belongs to.
+    """
 
     def __init__(self) -> None:
         self.stderr = bytearray()
@@ -74,8 +76,11 @@ class Container:
         id: as the daemon knows it.
     """
 
-    def __init__(self, daemon: Daemon, spec: Spec, executor: Executor, on_gone: Callable[[], None]) -> None:
-        """Create, attach and start it, in this order: so no byte is missed, and its stdin ends with us. Blocks.
+    def __init__(
+        self, daemon: Daemon, spec: Spec, executor: Executor, on_gone: Callable[[], None]
+    ) -> None:
+        """Create, attach and start it, in this order: so no byte is missed, and its stdin ends with
+        us. Blocks.
 
         `on_gone` is called once, when it is known to be gone, and not if it could not be started.
 
@@ -125,7 +130,9 @@ class Container:
             seen = list(self._events())
         except SandboxLost:
             return f"the Docker daemon at {self._daemon.url} does not answer"
-        ended = next((event["Actor"]["Attributes"] for event in seen if event["Action"] == "die"), None)
+        ended = next(
+            (event["Actor"]["Attributes"] for event in seen if event["Action"] == "die"), None
+        )
         actions = {event["Action"] for event in seen}
         if ended is None:
             return ""
@@ -149,7 +156,9 @@ class Container:
                     for line in answer.iter_lines(chunk_size=1):
                         event = json.loads(line)
                         yield event
-                        if event["Action"] == "destroy":  # the last one; how it ended may be told after its end
+                        if (
+                            event["Action"] == "destroy"
+                        ):  # the last one; how it ended may be told after its end
                             return
                 except requests.ConnectionError:  # nothing more within the time
                     return
@@ -177,13 +186,18 @@ class Container:
         self.hang_up()
         if not self._gone:
             # Shielded: whoever loses interest in the end of it does not stop it.
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, self._wait_gone))
+            await asyncio.shield(
+                asyncio.get_running_loop().run_in_executor(self._executor, self._wait_gone)
+            )
 
     def _wait_gone(self) -> None:
         try:
             self._wait_removed()
         except SandboxLost as error:
-            print(f"warning: container {self.id[:12]} is left to the daemon's next start: {error}", file=sys.stderr)
+            print(
+                f"warning: container {self.id[:12]} is left to the daemon's next start: {error}",
+                file=sys.stderr,
+            )
         finally:
             with self._ending:
                 told, self._gone = self._gone, True
@@ -211,8 +225,8 @@ def _attach(api: Any, container: str) -> socket.socket:
     try:
         if not isinstance(inner, socket.socket) or isinstance(inner, ssl.SSLSocket):
             raise ConfigError(
-                "docker: this connection has no plain socket; reach another machine by"
-                " `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and url='unix:///tmp/docker.sock'"
+                "docker: this connection has no plain socket; reach another machine by `ssh -nNT -L"
+                " /tmp/docker.sock:/var/run/docker.sock HOST` and url='unix:///tmp/docker.sock'"
             )
         ours = inner.dup()
     finally:

@@ -1,4 +1,6 @@
-"""One Docker daemon: reaching it, saying in one sentence why it cannot be reached, and clearing what others left."""
+"""One Docker daemon: reaching it, saying in one sentence why it cannot be reached, and clearing
+what others left.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from agentrl.sandboxes.docker.undertaker import Undertaker
 DEFAULT_URL = "unix:///var/run/docker.sock"
 NO_SDK = "the docker SDK is not installed: pip install 'agentrl[docker]'"
 NO_PODMAN = (
-    "the daemon at {url} is Podman, whose socket takes neither a system-call profile nor a limit on the number of files"
-    " with a request: use Docker Engine, or bubblewrap, which needs no daemon"
+    "the daemon at {url} is Podman, whose socket takes neither a system-call profile nor a limit on"
+    " the number of files with a request: use Docker Engine, or bubblewrap, which needs no daemon"
 )
 CALL_S = 60.0
 _CONNECT_S = 2.0
@@ -31,17 +33,26 @@ _undertaking = threading.Lock()
 # What a daemon says, in lower case -> what to do about it.
 _REMEDIES = {
     "no space left on device": "its disk is full: free some with `docker system prune`",
-    "unknown runtime": "it has no such runtime: name it in /etc/docker/daemon.json, or leave runtime out",
-    "unknown or invalid runtime": "it has no such runtime: install it and name it in /etc/docker/daemon.json, or leave"
-    " runtime out",
+    "unknown runtime": (
+        "it has no such runtime: name it in /etc/docker/daemon.json, or leave runtime out"
+    ),
+    "unknown or invalid runtime": (
+        "it has no such runtime: install it and name it in /etc/docker/daemon.json, or leave"
+        " runtime out"
+    ),
     "toomanyrequests": "its registry limits downloads: log in with `docker login`, or wait",
     "is not supported by your kernel": "its kernel or cgroup lacks a limit that a sandbox needs",
-    "userns": "it has no user-namespace remapping: set userns-remap in /etc/docker/daemon.json, or leave userns out",
+    "userns": (
+        "it has no user-namespace remapping: set userns-remap in /etc/docker/daemon.json, or leave"
+        " userns out"
+    ),
 }
 
 
 def default_url() -> str:
-    """AGENTRL_DOCKER_URL, else the daemon that Docker's own tools would use; several with commas between them."""
+    """AGENTRL_DOCKER_URL, else the daemon that Docker's own tools would use; several with commas
+    between them.
+    """
     return os.environ.get("AGENTRL_DOCKER_URL") or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
 
@@ -53,7 +64,9 @@ def split(url: str) -> list[str]:
     """
     if urls := [part.strip() for part in url.split(",") if part.strip()]:
         return urls
-    raise ConfigError(f"docker url={url!r} names no daemon: leave it out for the local one, or write unix:///path")
+    raise ConfigError(
+        f"docker url={url!r} names no daemon: leave it out for the local one, or write unix:///path"
+    )
 
 
 def check_url(url: str) -> None:
@@ -65,21 +78,26 @@ def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ConfigError(f"docker url={url!r} is none ({error}): write unix:///path or tcp://host:port") from error
+        raise ConfigError(
+            f"docker url={url!r} is none ({error}): write unix:///path or tcp://host:port"
+        ) from error
     if parts.scheme not in ("unix", "tcp", "http"):
         raise ConfigError(
             f"docker url={url!r} must be unix:///path or tcp://host:port; reach another machine by"
-            " `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and url='unix:///tmp/docker.sock'"
+            " `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and"
+            " url='unix:///tmp/docker.sock'"
         )
     if parts.scheme != "unix" and os.environ.get("DOCKER_TLS_VERIFY"):
         raise ConfigError(
-            f"docker url={url!r} with DOCKER_TLS_VERIFY is not supported: unset it and reach the daemon by"
-            " `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and url='unix:///tmp/docker.sock'"
+            f"docker url={url!r} with DOCKER_TLS_VERIFY is not supported: unset it and reach the"
+            " daemon by `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST` and"
+            " url='unix:///tmp/docker.sock'"
         )
 
 
 def unreachable(url: str) -> str | None:
-    """What keeps a daemon from being used, with the fix; None if nothing does. Connects, but asks nothing.
+    """What keeps a daemon from being used, with the fix; None if nothing does. Connects, but asks
+    nothing.
 
     Raises:
         ConfigError: the URL is of a kind that cannot be used.
@@ -91,11 +109,15 @@ def unreachable(url: str) -> str | None:
     try:
         _knock(url)
     except PermissionError:
-        return f"no permission on the Docker socket {parts.path}: `sudo usermod -aG docker $USER`, then log in again"
+        return (
+            f"no permission on the Docker socket {parts.path}: `sudo usermod -aG docker $USER`,"
+            " then log in again"
+        )
     except (OSError, ValueError) as error:
         return (
             f"no Docker daemon answers at {url} ({error}): start it with `systemctl start docker`"
-            " (or `dockerd` as root; the Debian package is docker.io), or name another socket in DOCKER_HOST"
+            " (or `dockerd` as root; the Debian package is docker.io), or name another socket in"
+            " DOCKER_HOST"
         )
     return None
 
@@ -105,11 +127,14 @@ def _knock(url: str) -> None:
     family = socket.AF_UNIX if parts.scheme == "unix" else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(_CONNECT_S)
-        sock.connect(parts.path if parts.scheme == "unix" else (parts.hostname or "", parts.port or 2375))
+        sock.connect(
+            parts.path if parts.scheme == "unix" else (parts.hostname or "", parts.port or 2375)
+        )
 
 
 class Daemon:
-    """A connection to one daemon, made on first use; its methods block, and may be called from any thread.
+    """A connection to one daemon, made on first use; its methods block, and may be called from any
+    thread.
 
     Attributes:
         live: containers of ours that are there or being made, for sharing them out.
@@ -133,7 +158,8 @@ class Daemon:
             self.live += change
 
     def api(self) -> Any:
-        """The SDK's low-level client. When a daemon is met for the first time, or again, what dead owners left goes.
+        """The SDK's low-level client. When a daemon is met for the first time, or again, what dead
+        owners left goes.
 
         Raises:
             SandboxLost: the daemon cannot be used; the message names the fix.
@@ -148,7 +174,9 @@ class Daemon:
             return self._api
 
     def guard(self) -> None:
-        """See to it that what is made here now goes with this process, even if it is not ready by then."""
+        """See to it that what is made here now goes with this process, even if it is not ready by
+        then.
+        """
         with _undertaking:
             if os.getpid() not in _undertakers:
                 _undertakers.clear()
@@ -176,8 +204,13 @@ class Daemon:
                 continue
             try:
                 remove(api, row["Id"])
-            except docker.errors.APIError as error:  # a wreck of an earlier run is no reason to refuse this one
-                print(f"warning: container {row['Id'][:12]} of an ended run stays: {error}", file=sys.stderr)
+            except (
+                docker.errors.APIError
+            ) as error:  # a wreck of an earlier run is no reason to refuse this one
+                print(
+                    f"warning: container {row['Id'][:12]} of an ended run stays: {error}",
+                    file=sys.stderr,
+                )
         for row in api.networks(filters={"label": LABEL}):
             if not self.owner.abandoned(row["Labels"], time.time()):
                 continue
@@ -186,7 +219,10 @@ class Daemon:
             except docker.errors.NotFound:  # somebody else did it
                 continue
             except docker.errors.APIError as error:
-                print(f"warning: network {row['Name']} of an ended run stays: {error}", file=sys.stderr)
+                print(
+                    f"warning: network {row['Name']} of an ended run stays: {error}",
+                    file=sys.stderr,
+                )
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:

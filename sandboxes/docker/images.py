@@ -1,4 +1,6 @@
-"""Images: which one a role gets, the layer with our supervisor on top of it, and the two that we build ourselves."""
+"""Images: which one a role gets, the layer with our supervisor on top of it, and the two that we
+build ourselves.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,16 @@ _lock = threading.Lock()
 
 
 def image_of(role: SandboxRole, image: str | None) -> str:
-    """The image for a role: the one given, else that of an environment variable, else the one that we build."""
+    """The image for a role: the one given, else that of an environment variable, else the one that
+    we build.
+    """
     return image or os.environ.get(_VARIABLES[role]) or f"agentrl-{role}"
 
 
 def proxy_image() -> str:
-    """The image for the proxies of networks: one of ours, never what an agent or a task brings along."""
+    """The image for the proxies of networks: one of ours, never what an agent or a task brings
+    along.
+    """
     return os.environ.get("AGENTRL_DOCKER_PROXY_IMAGE") or "agentrl-agent"
 
 
@@ -54,16 +60,18 @@ class Layered:
     """
 
     def __init__(self, daemon: Daemon, base: str) -> None:
-        """Find it, or add the layer to `base`, which takes a second, once per daemon, base and version of ours.
+        """Find it, or add the layer to `base`, which takes a second, once per daemon, base and
+        version of ours.
 
         Raises:
-            SandboxLost: the base is missing, has no python3, or has volumes; the message names the fix.
+            SandboxLost: the base is missing, has no python3, or has volumes; the message names the
+                fix.
         """
         info = require_image(daemon, base)
         if volumes := info["Config"].get("Volumes"):
             raise SandboxLost(
-                f"docker image {base!r} declares the volumes {', '.join(volumes)}, which have no size limit and outlive"
-                " a reset: build one without VOLUME"
+                f"docker image {base!r} declares the volumes {', '.join(volumes)}, which have no"
+                " size limit and outlive a reset: build one without VOLUME"
             )
         self.env = dict(setting.partition("=")[::2] for setting in info["Config"].get("Env") or ())
         archive = program("proxy")  # it is our program for the proxy of a network, too
@@ -72,7 +80,9 @@ class Layered:
         with _lock:
             if not daemon_has(daemon, tag):
                 text = _LAYER.format(base=info["Id"], digest=digest)
-                self._bake(daemon, base, tag, {"Dockerfile": text.encode(), "supervisor.pyz": archive})
+                self._bake(
+                    daemon, base, tag, {"Dockerfile": text.encode(), "supervisor.pyz": archive}
+                )
         self.image: str = require_image(daemon, tag)["Id"]
 
     @staticmethod
@@ -83,8 +93,8 @@ class Layered:
             if not any(sign in str(error) for sign in _NO_PYTHON):
                 raise
             raise SandboxLost(
-                f"docker image {base!r} has no working python3 and sh: add them (Debian package python3-minimal is"
-                " enough), or take the image that `agentrl images build` makes"
+                f"docker image {base!r} has no working python3 and sh: add them (Debian package"
+                " python3-minimal is enough), or take the image that `agentrl images build` makes"
             ) from error
 
 
@@ -114,8 +124,13 @@ def require_image(daemon: Daemon, image: str) -> Any:
     if not daemon_has(daemon, image):
         fix = f"`docker pull {image}`, or name another one"
         if image in {f"agentrl-{role}" for role in ROLES}:
-            fix = "`agentrl images build`, or name your own in AGENTRL_DOCKER_IMAGE and AGENTRL_DOCKER_GRADER_IMAGE"
-        raise SandboxLost(f"the Docker daemon at {daemon.url} has no image {image!r}: get it with {fix}")
+            fix = (
+                "`agentrl images build`, or name your own in AGENTRL_DOCKER_IMAGE and"
+                " AGENTRL_DOCKER_GRADER_IMAGE"
+            )
+        raise SandboxLost(
+            f"the Docker daemon at {daemon.url} has no image {image!r}: get it with {fix}"
+        )
     with daemon.explained(f"looking at the image {image}"):
         return daemon.api().inspect_image(image)
 
@@ -123,29 +138,38 @@ def require_image(daemon: Daemon, image: str) -> Any:
 def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
     """Build the images of both roles from our Dockerfiles on a Debian base; tag -> id.
 
-    A base that is not there is pulled by the daemon. Without a registry, `sandboxes/images/bootstrap.sh` makes one.
+    A base that is not there is pulled by the daemon. Without a registry,
+    `sandboxes/images/bootstrap.sh` makes one.
 
     Raises:
         SandboxLost: a build failed; the message has the end of its output.
     """
     made, folder = {}, files("agentrl.sandboxes") / "images"
     for role in ROLES:
-        context, tag = {"Dockerfile": (folder / f"{role}.Dockerfile").read_bytes()}, f"agentrl-{role}"
+        context, tag = (
+            {"Dockerfile": (folder / f"{role}.Dockerfile").read_bytes()},
+            f"agentrl-{role}",
+        )
         try:
             _build(daemon, tag, context, {"BASE": base})
         except SandboxLost as error:
             if daemon_has(daemon, base):
                 raise
             raise SandboxLost(
-                f"docker base image {base!r} is not there and cannot be pulled: name another with --base, or make one"
-                f" as root with `sh {folder / 'bootstrap.sh'} NAME` and use --base NAME ({error})"
+                f"docker base image {base!r} is not there and cannot be pulled: name another with"
+                f" --base, or make one as root with `sh {folder / 'bootstrap.sh'} NAME` and use"
+                f" --base NAME ({error})"
             ) from error
         made[tag] = str(require_image(daemon, tag)["Id"])
     return made
 
 
 def _build(
-    daemon: Daemon, tag: str, context: Mapping[str, bytes], arguments: Mapping[str, str], network: str | None = None
+    daemon: Daemon,
+    tag: str,
+    context: Mapping[str, bytes],
+    arguments: Mapping[str, str],
+    network: str | None = None,
 ) -> None:
     api = daemon.api()
     import docker.errors

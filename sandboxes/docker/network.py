@@ -1,4 +1,6 @@
-"""A network for one sandbox: internal, without a way out, with our filtering proxy as its only other member."""
+"""A network for one sandbox: internal, without a way out, with our filtering proxy as its only
+other member.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,21 @@ from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.proxy.serve import PORT
 
 CONNECTIONS = 32
-_PROXY = f"import sys; sys.path.insert(0, {ARCHIVE!r}); from agentrl.sandboxes.proxy.serve import main; main()"
+_PROXY = (
+    f"import sys; sys.path.insert(0, {ARCHIVE!r}); from agentrl.sandboxes.proxy.serve import main;"
+    " main()"
+)
 _NOBODY = "65534:65534"
 _LIMITS = SandboxLimits(memory_mb=64, disk_mb=1, processes=2 * CONNECTIONS, open_files=256)
 # Addresses set aside for measurements (RFC 2544), which no real host has: 16,384 networks of 8.
 _FIRST, _STEP, _NETWORKS = (198 << 24) + (18 << 16), 8, 1 << 14
 _TRIES = 50
-# The host gets no address of its own there: else each of its services would be in reach, internal or not.
-_OPTIONS = {"com.docker.network.bridge.inhibit_ipv4": "true", "com.docker.network.bridge.enable_ip_masquerade": "false"}
+# The host gets no address of its own there: else each of its services would be in reach, internal
+# or not.
+_OPTIONS = {
+    "com.docker.network.bridge.inhibit_ipv4": "true",
+    "com.docker.network.bridge.enable_ip_masquerade": "false",
+}
 
 
 class Network:
@@ -53,7 +62,9 @@ class Network:
             internal = daemon.api().inspect_network(self._id)["Internal"]
         if internal is not True:
             self.remove()
-            raise SandboxLost(f"the Docker daemon at {daemon.url} makes no internal networks: leave out allow=")
+            raise SandboxLost(
+                f"the Docker daemon at {daemon.url} makes no internal networks: leave out allow="
+            )
 
     def _create(self, api: Any, labels: Mapping[str, str]) -> str:
         import docker.errors
@@ -88,17 +99,24 @@ class Network:
             SandboxLost: it cannot be connected.
         """
         with self._daemon.explained("connecting a proxy"):
-            self._daemon.api().connect_container_to_network(container, self._id, ipv4_address=address)
+            self._daemon.api().connect_container_to_network(
+                container, self._id, ipv4_address=address
+            )
 
     def remove(self) -> None:
         """Remove it; one that cannot be removed is left, and told of, to the next start."""
         import docker.errors
 
         try:
-            with self._daemon.explained("removing a network"), contextlib.suppress(docker.errors.NotFound):
+            with (
+                self._daemon.explained("removing a network"),
+                contextlib.suppress(docker.errors.NotFound),
+            ):
                 self._daemon.api().remove_network(self._id)
         except SandboxLost as error:
-            print(f"warning: network {self.name} is left to the next start: {error}", file=sys.stderr)
+            print(
+                f"warning: network {self.name} is left to the next start: {error}", file=sys.stderr
+            )
 
 
 def _dotted(number: int) -> str:
@@ -123,40 +141,61 @@ class Linked(Spec):
         """The request that creates it."""
         config = super().config(cores)
         host = config["HostConfig"]
-        # Docker's own resolver asks further for whom it serves, of some versions even from the host's side
-        # (CVE-2024-29018): it is sent where nobody answers.
+        # Docker's own resolver asks further for whom it serves, of some versions even from the
+        # host's side (CVE-2024-29018): it is sent where nobody answers.
         host |= {"NetworkMode": self.network, "Dns": [self.proxy], "DnsSearch": ["."]}
         host["DnsOptions"] = ["timeout:1", "attempts:1"]
-        host["SecurityOpt"] = ["no-new-privileges", f"seccomp={profile(self.limits.needs, streams_only=True)}"]
+        host["SecurityOpt"] = [
+            "no-new-privileges",
+            f"seccomp={profile(self.limits.needs, streams_only=True)}",
+        ]
         host["Sysctls"] |= {"net.ipv6.conf.all.disable_ipv6": "1"}
         addresses = {self.network: {"IPAMConfig": {"IPv4Address": self.address}}}
-        return config | {"NetworkDisabled": False, "NetworkingConfig": {"EndpointsConfig": addresses}}
+        return config | {
+            "NetworkDisabled": False,
+            "NetworkingConfig": {"EndpointsConfig": addresses},
+        }
 
 
 @dataclass(frozen=True)
 class _ProxySpec(Spec):
-    """The proxy: nobody's uid, no capability, nothing to write to, and a network that leads outside."""
+    """The proxy: nobody's uid, no capability, nothing to write to, and a network that leads
+    outside.
+    """
 
     outside: str = "bridge"
 
     def config(self, cores: float) -> dict[str, Any]:
         config = super().config(cores)
         host = config["HostConfig"]
-        host |= {"NetworkMode": self.outside, "CapAdd": [], "Tmpfs": {}, "PidsLimit": _LIMITS.processes}
+        host |= {
+            "NetworkMode": self.outside,
+            "CapAdd": [],
+            "Tmpfs": {},
+            "PidsLimit": _LIMITS.processes,
+        }
         host["Sysctls"] = {"net.ipv4.ip_forward": "0"}
         entry = [PYTHON, "-I", "-S", "-B", "-c", _PROXY]
-        return config | {"NetworkDisabled": False, "User": _NOBODY, "Hostname": "proxy", "Entrypoint": entry}
+        return config | {
+            "NetworkDisabled": False,
+            "User": _NOBODY,
+            "Hostname": "proxy",
+            "Entrypoint": entry,
+        }
 
 
 class Link:
-    """The network of one sandbox, and the proxy in it, which ends with this process as a sandbox does.
+    """The network of one sandbox, and the proxy in it, which ends with this process as a sandbox
+    does.
 
     Attributes:
         network: what the sandbox joins.
         proxy: the container of the proxy.
     """
 
-    def __init__(self, daemon: Daemon, allow: Allow, spec: Spec, name: str, executor: Executor) -> None:
+    def __init__(
+        self, daemon: Daemon, allow: Allow, spec: Spec, name: str, executor: Executor
+    ) -> None:
         """Start both; `spec` has the proxy's image and labels. Blocks.
 
         Raises:
@@ -166,7 +205,9 @@ class Link:
         self.name = name
         self.network = Network(daemon, name, spec.labels)
         try:
-            proxy = _ProxySpec(spec.image, _LIMITS, spec.labels, spec.runtime, spec.userns, allow.outside)
+            proxy = _ProxySpec(
+                spec.image, _LIMITS, spec.labels, spec.runtime, spec.userns, allow.outside
+            )
             self.proxy = Container(daemon, proxy, executor, self.network.remove)
         except BaseException:
             self.network.remove()
@@ -180,7 +221,16 @@ class Link:
     def linked(self, spec: Spec) -> Linked:
         """The same sandbox, in this network."""
         net = self.network
-        return Linked(spec.image, spec.limits, spec.labels, spec.runtime, spec.userns, net.name, net.sandbox, net.proxy)
+        return Linked(
+            spec.image,
+            spec.limits,
+            spec.labels,
+            spec.runtime,
+            spec.userns,
+            net.name,
+            net.sandbox,
+            net.proxy,
+        )
 
     @property
     def env(self) -> dict[str, str]:

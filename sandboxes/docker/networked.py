@@ -25,7 +25,9 @@ _BOUNDS = {"connections": CONNECTIONS, "head_s": 10.0, "connect_s": 10.0, "idle_
 
 
 class NetworkedSandbox(SupervisedSandbox):
-    """A sandbox that reaches allowed hosts through its proxy; without that it has no network, and is lost."""
+    """A sandbox that reaches allowed hosts through its proxy; without that it has no network, and
+    is lost.
+    """
 
     def __init__(self, peer: Peer, limits: SandboxLimits) -> None:
         super().__init__(peer, limits)
@@ -91,7 +93,8 @@ class _Line:
         self._loop.add_reader(self._fd, self._readable)
 
     async def mark(self, drop: bool) -> None:
-        """Wait until all that was told before has come; with `drop`, end all connections and start counting anew.
+        """Wait until all that was told before has come; with `drop`, end all connections and start
+        counting anew.
 
         Raises:
             SandboxLost: the proxy is gone.
@@ -109,19 +112,26 @@ class _Line:
             raise SandboxLost(self._lost)
         future: asyncio.Future[None] = self._loop.create_future()
         self._marks[mark] = (bool(command.get("drop")), future)
-        timer = self._loop.call_later(timeout_s, self.lose, f"the proxy does not answer within {timeout_s:g} s")
+        timer = self._loop.call_later(
+            timeout_s, self.lose, f"the proxy does not answer within {timeout_s:g} s"
+        )
         try:
             self._link.proxy.sock.sendall(json.dumps(command).encode() + b"\n")
             await future
         except OSError as error:
-            self.lose(f"{_GONE if isinstance(error, ConnectionError) else 'cannot write to the proxy'}: {error}")
+            self.lose(
+                f"{_GONE if isinstance(error, ConnectionError) else 'cannot write to the proxy'}:"
+                f" {error}"
+            )
             raise SandboxLost(self._lost) from error
         finally:
             timer.cancel()
             future.cancel()
 
     def lose(self, why: str) -> None:
-        """End proxy and sandbox; every open and later call raises SandboxLost with the first reason given."""
+        """End proxy and sandbox; every open and later call raises SandboxLost with the first reason
+        given.
+        """
         if self._lost is not None:
             return
         words = self._link.proxy.words()
@@ -163,7 +173,12 @@ class _Line:
                 future.set_result(None)
         elif "end" in row:
             found = self._open.pop(row["id"])
-            self._keep(replace(found, why=row["end"], sent=row["sent"], received=row["received"], over=True), row)
+            self._keep(
+                replace(
+                    found, why=row["end"], sent=row["sent"], received=row["received"], over=True
+                ),
+                row,
+            )
         else:
             refused = row["verdict"] != "allowed"
             found = NetworkRequest(
@@ -191,7 +206,8 @@ class _Line:
 
 
 async def requests_of(sandbox: Sandbox) -> tuple[NetworkRequest, ...]:
-    """What an agent asked of the network since its sandbox was reset, refusals too; none where there is no network.
+    """What an agent asked of the network since its sandbox was reset, refusals too; none where
+    there is no network.
 
     Raises:
         SandboxLost: the loan is over, or the proxy is gone.
@@ -199,4 +215,6 @@ async def requests_of(sandbox: Sandbox) -> tuple[NetworkRequest, ...]:
     inner = sandbox.held if isinstance(sandbox, Lease) else sandbox
     if not isinstance(inner, NetworkedSandbox):
         return ()
-    return await (sandbox.call(inner.requests()) if isinstance(sandbox, Lease) else inner.requests())
+    return await (
+        sandbox.call(inner.requests()) if isinstance(sandbox, Lease) else inner.requests()
+    )

@@ -1,7 +1,9 @@
 """Who a container belongs to, and which containers were left behind by an owner that is gone.
 
-A container ends with its owner by itself, when its stdin ends. What is left are containers whose owner died while he
-was making them, or whose daemon was away at that moment: the next owner on the same machine removes those, and any
+A container ends with its owner by itself, when its stdin ends. What is left are containers whose
+owner died while he was making them, or whose daemon was away at that moment: the next owner on the
+same machine removes
+    those, and any
 that is past its deadline. Nothing without our labels is ever touched.
 """
 
@@ -21,7 +23,8 @@ from agentrl.sandboxes.docker.undertaker import RUN_LABEL
 
 LABEL = "agentrl.sandbox"
 _HOST, _PID, DEADLINE_LABEL = "agentrl.host", "agentrl.pid", "agentrl.deadline"
-# Inside the 65,536 ids that a remapped user namespace has by default, above those that images give to their users.
+# Inside the 65,536 ids that a remapped user namespace has by default, above those that images give
+# to their users.
 _FIRST_UID, _LAST_UID = 20_000, 60_000
 _UID_STEP = 97
 
@@ -45,17 +48,29 @@ class Owner:
         """This process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         pid = os.getpid()
-        return cls(f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}", f"{pid}/{_start(pid)}", uuid.uuid4().hex[:12])
+        return cls(
+            f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}",
+            f"{pid}/{_start(pid)}",
+            uuid.uuid4().hex[:12],
+        )
 
     def labels(self, lifetime_s: float) -> dict[str, str]:
         """Labels of a container that is ours and may live this long."""
         deadline = str(int(time.time() + lifetime_s))
-        return {LABEL: "1", RUN_LABEL: self.run, _HOST: self.host, _PID: self.pid, DEADLINE_LABEL: deadline}
+        return {
+            LABEL: "1",
+            RUN_LABEL: self.run,
+            _HOST: self.host,
+            _PID: self.pid,
+            DEADLINE_LABEL: deadline,
+        }
 
     def abandoned(self, labels: Mapping[str, str], now: float) -> bool:
-        """Whether a container with these labels has nobody any more: its owner is known to be dead, or its time over.
+        """Whether a container with these labels has nobody any more: its owner is known to be dead,
+        or its time over.
 
-        Owners on another machine, or in another pid namespace, cannot be looked at: only the deadline tells.
+        Owners on another machine, or in another pid namespace, cannot be looked at: only the
+            deadline tells.
         """
         if LABEL not in labels:
             return False
@@ -77,10 +92,12 @@ def _start(pid: int) -> str | None:
 
 
 class Uid:
-    """A uid that no other sandbox of this machine has while this object is open, in whatever process or run.
+    """A uid that no other sandbox of this machine has while this object is open, in whatever
+    process or run.
 
-    Limits that the kernel counts per user (pipes, inotify watches, pending signals) are then not shared between
-    sandboxes. The lock is the name of a socket, which the kernel frees when its process ends in any way.
+    Limits that the kernel counts per user (pipes, inotify watches, pending signals) are then not
+    shared between sandboxes. The lock is the name of a socket, which the kernel frees when its
+    process ends in any way.
     """
 
     def __init__(self) -> None:
@@ -102,7 +119,9 @@ class Uid:
             else:
                 return
         self._lock.close()
-        raise SandboxLost(f"all {count} uids for sandboxes are taken on this machine: close some sandboxes")
+        raise SandboxLost(
+            f"all {count} uids for sandboxes are taken on this machine: close some sandboxes"
+        )
 
     def release(self) -> None:
         """Give it back; safe to call twice."""

@@ -1,8 +1,9 @@
-"""Looks through an image for what an agent must never find: hidden tests, reference solutions, git history.
+"""Looks through an image for what an agent must never find: hidden tests, reference solutions, git
+history.
 
-A file that a later layer deletes is still in the earlier one, so layers are read one by one. Texts are found as they
-are, but for indentation and the ends of lines; a task file is found by its own field names, since its texts are
-escaped. Compressed files are not opened.
+A file that a later layer deletes is still in the earlier one, so layers are read one by one. Texts
+are found as they are, but for indentation and the ends of lines; a task file is found by its own
+field names, since its texts are escaped. Compressed files are not opened.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from agentrl.types import Task
 _SHORTEST = 24
 _PIECE, _OVERLAP = 64 << 20, 1 << 20
 _TASK_FIELDS = ((b'"hidden"', b'"instruction"'), (b'"hidden"', b'"oracle"'))
-_GIT_OBJECT = re.compile(r"(^|/)objects/([0-9a-f]{2}/[0-9a-f]{38}([0-9a-f]{24})?|pack/[^/]+\.pack)$")
+_GIT_OBJECT = re.compile(
+    r"(^|/)objects/([0-9a-f]{2}/[0-9a-f]{38}([0-9a-f]{24})?|pack/[^/]+\.pack)$"
+)
 _BUNDLE = b"# v2 git bundle", b"# v3 git bundle"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that should not be there: in which layer (1 is the lowest), under which path, and what it is."""
+    """Something that should not be there: in which layer (1 is the lowest), under which path, and
+    what it is.
+    """
 
     layer: int
     path: str
@@ -37,7 +42,9 @@ class Finding:
 
 
 class Needles:
-    """The texts to look for, by their longest line: one look-up per line finds the files that are worth a search."""
+    """The texts to look for, by their longest line: one look-up per line finds the files that are
+    worth a search.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._by_line: dict[bytes, list[tuple[bytes, str]]] = {}
@@ -77,13 +84,19 @@ def _look(file: IO[bytes], needles: Needles) -> Iterator[Finding]:
     with tarfile.open(fileobj=file) as saved:
         (manifest,) = json.loads(_member(saved, "manifest.json").read())
         settings = _member(saved, manifest["Config"]).read()
-        inner = [part for text in _texts(json.loads(settings)) for part in (text, text.partition("=")[2])]
-        found = dict.fromkeys(why for text in (settings, *map(str.encode, inner)) for why in _whys(text, needles))
+        inner = [
+            part for text in _texts(json.loads(settings)) for part in (text, text.partition("=")[2])
+        ]
+        found = dict.fromkeys(
+            why for text in (settings, *map(str.encode, inner)) for why in _whys(text, needles)
+        )
         yield from (Finding(0, "image settings", why) for why in found)
         for number, name in enumerate(manifest["Layers"], 1):
             with tarfile.open(fileobj=_member(saved, name)) as layer:
                 for member in layer:
-                    yield from (Finding(number, member.name, why) for why in _judge(layer, member, needles))
+                    yield from (
+                        Finding(number, member.name, why) for why in _judge(layer, member, needles)
+                    )
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
@@ -126,5 +139,7 @@ def _texts(part: Any) -> Iterator[str]:
 
 
 def _plain(text: bytes) -> bytes:
-    """A text without what an editor, a checkout or a heredoc changes: white space at both ends of its lines."""
+    """A text without what an editor, a checkout or a heredoc changes: white space at both ends of
+    its lines.
+    """
     return b"\n".join(line.strip() for line in text.strip().splitlines())

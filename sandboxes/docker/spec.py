@@ -13,11 +13,22 @@ from agentrl.sandboxes.docker.profile import profile
 
 AREA = "/sandbox"
 SHM_MB = 16
-# To step down to the user of commands and back, to end what that user runs, to hand directories over. No right over
-# files is among them: all that an agent made is read and wiped as the agent.
+# To step down to the user of commands and back, to end what that user runs, to hand directories
+# over. No right over files is among them: all that an agent made is read and wiped as the agent.
 CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 # The host's hardware and kernel are nobody's business inside; Docker's own list is the rest.
-_SYS = ("block", "bus", "class", "dev", "devices", "firmware", "hypervisor", "kernel", "module", "power")
+_SYS = (
+    "block",
+    "bus",
+    "class",
+    "dev",
+    "devices",
+    "firmware",
+    "hypervisor",
+    "kernel",
+    "module",
+    "power",
+)
 MASKED = (
     *(f"/sys/{name}" for name in _SYS),
     "/proc/acpi",
@@ -79,7 +90,9 @@ class Spec:
         config: dict[str, Any] = {
             "AutoRemove": True,
             "NetworkMode": "none",
-            "IpcMode": "none",  # private, and without Docker's own /dev/shm, whose number of files has no limit
+            "IpcMode": (
+                "none"
+            ),  # private, and without Docker's own /dev/shm, whose number of files has no limit
             "CgroupnsMode": "private",
             "Init": False,
             "Privileged": False,
@@ -96,7 +109,9 @@ class Spec:
             "PidsLimit": limits.processes + 1,
             "OomScoreAdj": _OOM_SCORE,
             "Ulimits": _ulimits(limits),
-            "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},  # else closed connections outlive a reset
+            "Sysctls": {
+                "net.ipv4.tcp_max_tw_buckets": "0"
+            },  # else closed connections outlive a reset
             "LogConfig": {"Type": "none", "Config": {}},
         }
         if self.runtime is not None:
@@ -108,9 +123,14 @@ class Spec:
 
 def _tmpfs(limits: SandboxLimits) -> dict[str, str]:
     common = "rw,exec,nosuid,nodev"
-    sizes = {AREA: (limits.disk_mb, "0755"), "/tmp": (_tmp_mb(limits), "1777"), "/dev/shm": (SHM_MB, "1777")}
+    sizes = {
+        AREA: (limits.disk_mb, "0755"),
+        "/tmp": (_tmp_mb(limits), "1777"),
+        "/dev/shm": (SHM_MB, "1777"),
+    }
     return {
-        path: f"{common},mode={mode},size={size}m,nr_inodes={limits.inodes}" for path, (size, mode) in sizes.items()
+        path: f"{common},mode={mode},size={size}m,nr_inodes={limits.inodes}"
+        for path, (size, mode) in sizes.items()
     }
 
 
@@ -124,7 +144,9 @@ def memory_mb(limits: SandboxLimits) -> int:
 
 
 def rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """What binds each process; names of `resource` in lower case. Docker cannot limit address space, but data."""
+    """What binds each process; names of `resource` in lower case. Docker cannot limit address
+    space, but data.
+    """
     return {
         "core": 0,
         "data": limits.memory_mb << 20,
@@ -137,5 +159,7 @@ def rlimits(limits: SandboxLimits) -> dict[str, int]:
 
 def _ulimits(limits: SandboxLimits) -> list[dict[str, Any]]:
     values = rlimits(limits)
-    values["data"] = max(values["data"], _RUNC_DATA)  # binds the program that starts the container, too
+    values["data"] = max(
+        values["data"], _RUNC_DATA
+    )  # binds the program that starts the container, too
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]

@@ -1,8 +1,12 @@
-"""A small process that outlives its host for a second, to remove containers that the host was making when it died.
+"""A small process that outlives its host for a second, to remove containers that the host was
+making when it died.
 
-A container that runs ends with its host by itself. One that was created and not yet started has no stdin that could
-end: nobody but this process would know of it before the next start. It is a script of its own, with nothing but the
-standard library: it reads lines `URL RUN` until its stdin ends, and then removes what carries these runs' labels.
+A container that runs ends with its host by itself. One that was created and not yet started has no
+stdin that could end: nobody but this process would know of it before the next start. It is a script
+of its own, with
+    nothing but the
+standard library: it reads lines `URL RUN` until its stdin ends, and then removes what carries these
+    runs' labels.
 """
 
 from __future__ import annotations
@@ -46,8 +50,12 @@ def _ask(url: str, method: str, path: str) -> bytes:
 
 
 def bury(url: str, run: str) -> None:
-    """Remove every container of a run, and then its networks: the daemon refuses while something is in one."""
-    query = urllib.parse.urlencode({"all": "1", "filters": json.dumps({"label": [f"{RUN_LABEL}={run}"]})})
+    """Remove every container of a run, and then its networks: the daemon refuses while something is
+    in one.
+    """
+    query = urllib.parse.urlencode(
+        {"all": "1", "filters": json.dumps({"label": [f"{RUN_LABEL}={run}"]})}
+    )
     for row in json.loads(_ask(url, "GET", f"/containers/json?{query}")):
         _ask(url, "DELETE", f"/containers/{row['Id']}?force=1&v=1")
     for row in json.loads(_ask(url, "GET", f"/networks?{query}")):
@@ -55,14 +63,20 @@ def bury(url: str, run: str) -> None:
 
 
 def main() -> None:
-    """Wait for the host's end, then look a few times: what it asked for last may still be on its way."""
+    """Wait for the host's end, then look a few times: what it asked for last may still be on its
+    way.
+    """
     runs = {tuple(line.split()) for line in sys.stdin}
     deadline = time.monotonic() + _LINGER_S
     while runs and time.monotonic() < deadline:
         for url, run in list(runs):
             try:
                 bury(url, run)
-            except (OSError, ValueError, http.client.HTTPException):  # a daemon that is away is the next start's work
+            except (
+                OSError,
+                ValueError,
+                http.client.HTTPException,
+            ):  # a daemon that is away is the next start's work
                 runs.discard((url, run))
         time.sleep(_PAUSE_S)
 
@@ -73,7 +87,11 @@ class Undertaker:
     def __init__(self) -> None:
         read, self._write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
-        actions = [(os.POSIX_SPAWN_DUP2, read, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, read, 0),
+            (os.POSIX_SPAWN_DUP2, null, 1),
+            (os.POSIX_SPAWN_DUP2, null, 2),
+        ]
         argv = [sys.executable, "-I", "-S", "-B", __file__]
         # A session of its own: what is sent to the host's terminal or group is not meant for it.
         os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)

@@ -39,7 +39,9 @@ class Exchange:
     Every one is logged: its verdict before anything of it leaves, then how many bytes it moved.
     """
 
-    def __init__(self, client: socket.socket, rules: tuple[Rule, ...], bounds: Bounds, log: Log) -> None:
+    def __init__(
+        self, client: socket.socket, rules: tuple[Rule, ...], bounds: Bounds, log: Log
+    ) -> None:
         self._client = client
         self._server: socket.socket | None = None
         self._rules = rules
@@ -58,10 +60,19 @@ class Exchange:
                 _break(side)
 
     def serve(self) -> None:
-        """Serve the one request of this connection; raises nothing that an agent or a server could cause."""
+        """Serve the one request of this connection; raises nothing that an agent or a server could
+        cause.
+        """
         try:
             request, rest = self._judge()
-            self._log({"verdict": "allowed", "method": request.method, "host": request.host, "port": request.port})
+            self._log(
+                {
+                    "verdict": "allowed",
+                    "method": request.method,
+                    "host": request.host,
+                    "port": request.port,
+                }
+            )
             end = self._carry(request, rest)
         except _RefusedError as error:
             self._refuse(error.args[0])
@@ -77,7 +88,9 @@ class Exchange:
 
     def refuse(self, why: str) -> None:
         """Turn it away unread, without waiting for anything."""
-        self._log({"verdict": "refused", "why": why, "status": 503, "method": "", "host": "", "port": 0})
+        self._log(
+            {"verdict": "refused", "why": why, "status": 503, "method": "", "host": "", "port": 0}
+        )
         self._client.close()
 
     def _judge(self) -> tuple[Request, bytes]:
@@ -88,13 +101,21 @@ class Exchange:
         named = (request.method, request.host, request.port)
         rule = permit(self._rules, request.host, request.port)
         if rule is None:
-            raise _RefusedError(Refusal(403, "this host and port are not among the allowed ones", *named))
+            raise _RefusedError(
+                Refusal(403, "this host and port are not among the allowed ones", *named)
+            )
         if request.body > self._bounds.size:
-            raise _RefusedError(Refusal(413, f"a body of more than {self._bounds.size} bytes", *named))
+            raise _RefusedError(
+                Refusal(413, f"a body of more than {self._bounds.size} bytes", *named)
+            )
         addresses = self._resolve(named)
         for address in addresses:
             if why := objection(address, rule.private):
-                raise _RefusedError(Refusal(403, f"this name leads to an address that is not allowed: {why}", *named))
+                raise _RefusedError(
+                    Refusal(
+                        403, f"this name leads to an address that is not allowed: {why}", *named
+                    )
+                )
         self._addresses = addresses[:_ADDRESSES]
         return request, rest
 
@@ -120,9 +141,13 @@ class Exchange:
         """Addresses of a name, looked up once: what is judged is what is connected to."""
         try:
             # The last dot keeps the resolver from trying the name below other domains.
-            rows = socket.getaddrinfo(f"{named[1]}.".encode(), named[2], socket.AF_INET, socket.SOCK_STREAM)
+            rows = socket.getaddrinfo(
+                f"{named[1]}.".encode(), named[2], socket.AF_INET, socket.SOCK_STREAM
+            )
         except OSError as error:
-            raise _RefusedError(Refusal(502, f"this name has no address: {error.strerror}", *named)) from error
+            raise _RefusedError(
+                Refusal(502, f"this name has no address: {error.strerror}", *named)
+            ) from error
         return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
     def _carry(self, request: Request, rest: bytes) -> str:
@@ -171,7 +196,10 @@ class Exchange:
     def _answer(self, status: int, why: str) -> None:
         """Say it to the client, and let it read that before the connection goes."""
         text = f"agentrl: {why}\n".encode("utf-8", "replace")
-        head = f"HTTP/1.1 {status} Refused\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+        head = (
+            f"HTTP/1.1 {status} Refused\r\nContent-Type: text/plain\r\nContent-Length:"
+            f" {len(text)}\r\n"
+        )
         try:
             self._client.settimeout(_PARTING_S)
             self._client.sendall(head.encode() + b"Connection: close\r\n\r\n" + text)

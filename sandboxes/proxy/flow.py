@@ -1,4 +1,6 @@
-"""Bytes between two sockets, in both directions at once, until the server is done or a bound is met."""
+"""Bytes between two sockets, in both directions at once, until the server is done or a bound is
+met.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ class Flow:
         ended: whether the source has no more.
     """
 
-    def __init__(self, source: socket.socket, target: socket.socket, first: bytes, left: int, exact: bool) -> None:
-        """`first` goes before all else, then at most `left` bytes of the source; `exact`: no matter what is more."""
+    def __init__(
+        self, source: socket.socket, target: socket.socket, first: bytes, left: int, exact: bool
+    ) -> None:
+        """`first` goes before all else, then at most `left` bytes of the source; `exact`: no matter
+        what is more.
+        """
         self._source = source
         self._target = target
         self._waiting = memoryview(first)

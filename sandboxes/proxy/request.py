@@ -1,4 +1,6 @@
-"""The head of a request to a proxy: read strictly, and written anew for the server. Pure; no input raises."""
+"""The head of a request to a proxy: read strictly, and written anew for the server. Pure; no input
+raises.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ _TARGET = re.compile(rb"[\x21-\x7e]+")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 # Words between a client and its proxy, not for the server; a request has one connection of its own.
 _OURS = {
-    *(b"connection", b"host", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+    *(
+        b"connection",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+    ),
     *(b"te", b"trailer", b"upgrade", b"content-length", b"expect"),
 }
 
@@ -40,7 +49,9 @@ class Request(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why something is not done: an HTTP status, a sentence, and the host and port where they could be read."""
+    """Why something is not done: an HTTP status, a sentence, and the host and port where they could
+    be read.
+    """
 
     status: int
     why: str
@@ -54,7 +65,9 @@ class _BadError(Exception):
 
 
 def parse(head: bytes) -> Request | Refusal:
-    """Read a head: all bytes up to and with the empty line. Everything that is not plainly right is refused."""
+    """Read a head: all bytes up to and with the empty line. Everything that is not plainly right is
+    refused.
+    """
     try:
         return _parse(head)
     except _BadError as error:
@@ -77,8 +90,16 @@ def _parse(head: bytes) -> Request:
     if method == b"CONNECT":
         _fields(lines)
         host, port = _authority(text, target, None)
-        if port == _HTTP:  # what goes through a tunnel is not read: any method, any Host, any number of requests
-            raise _BadError(403, "a tunnel to the port of plain http, which goes by GET http://…", text, host, port)
+        if (
+            port == _HTTP
+        ):  # what goes through a tunnel is not read: any method, any Host, any number of requests
+            raise _BadError(
+                403,
+                "a tunnel to the port of plain http, which goes by GET http://…",
+                text,
+                host,
+                port,
+            )
         return Request(text, host, port, head=b"", body=0)
     if method not in FORWARDED:
         raise _BadError(405, "another method than CONNECT, GET, HEAD or POST", text[:16])
@@ -89,7 +110,12 @@ def _parse(head: bytes) -> Request:
     host, port = _authority(text, authority, _HTTP)
     kept, body = _forward(lines)
     named = host if port == _HTTP else f"{host}:{port}"
-    rows = [b"%s %s HTTP/1.1" % (method, path), b"Host: " + named.encode(), *kept, b"Connection: close"]
+    rows = [
+        b"%s %s HTTP/1.1" % (method, path),
+        b"Host: " + named.encode(),
+        *kept,
+        b"Connection: close",
+    ]
     return Request(text, host, port, b"\r\n".join(rows) + b"\r\n\r\n", body)
 
 
@@ -107,7 +133,9 @@ def _authority(method: str, text: bytes, default: int | None) -> tuple[str, int]
     host = host_name(name)
     if host is None or port is None:
         shown = text[:100].decode("ascii")
-        raise _BadError(403, "an address, or no name and port, where a host is wanted", method, shown, port or 0)
+        raise _BadError(
+            403, "an address, or no name and port, where a host is wanted", method, shown, port or 0
+        )
     return host, port
 
 
@@ -128,7 +156,9 @@ def _forward(lines: list[bytes]) -> tuple[list[bytes], int]:
     fields = _fields(lines)
     lengths = {value for name, value in fields if name.lower() == b"content-length"}
     if any(name.lower() == b"transfer-encoding" for name, _ in fields):
-        raise _BadError(411, "a body without its length: send Content-Length, not Transfer-Encoding")
+        raise _BadError(
+            411, "a body without its length: send Content-Length, not Transfer-Encoding"
+        )
     if len(lengths) > 1 or not all(_LENGTH.fullmatch(value) for value in lengths):
         raise _BadError(400, "a Content-Length that is none")
     connection = [value for name, value in fields if name.lower() == b"connection"]

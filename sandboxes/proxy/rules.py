@@ -1,4 +1,6 @@
-"""Which hosts may be reached: rules, the names they match, and the addresses that no name may lead to. Pure."""
+"""Which hosts may be reached: rules, the names they match, and the addresses that no name may lead
+to. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
 _LAST_PORT = 65_535
 _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
-# Services of clouds that hand out credentials, outside of the link-local network: Alibaba's and Azure's.
+# Services of clouds that hand out credentials, outside of the link-local network: Alibaba's and
+# Azure's.
 _METADATA = {ipaddress.IPv4Address("100.100.100.200"), ipaddress.IPv4Address("168.63.129.16")}
 
 
@@ -50,21 +53,24 @@ def rule(text: str, private: bool = False) -> Rule:
     ports = PORTS if not colon else tuple(filter(None, [port_number(number)]))
     if host is None or not ports:
         raise ValueError(
-            f"allow={text!r} is no host: write example.org, example.org:8443, or .example.org for all names below it;"
-            " no address, no scheme, no path, no wildcard, and international names in their xn-- form"
+            f"allow={text!r} is no host: write example.org, example.org:8443, or .example.org for"
+            " all names below it; no address, no scheme, no path, no wildcard, and international"
+            " names in their xn-- form"
         )
     if host.rpartition(".")[2] == "localhost":
         raise ValueError(
-            f"allow={text!r} is the sandbox itself, which asks no proxy for it: give this machine a name that its"
-            " resolver knows, and name it in private="
+            f"allow={text!r} is the sandbox itself, which asks no proxy for it: give this machine a"
+            " name that its resolver knows, and name it in private="
         )
     return Rule(host, name.startswith("."), ports, private)
 
 
 def host_name(text: str) -> str | None:
-    """A host name in lower case and without its last dot; None for an address in any spelling, or what is no name.
+    """A host name in lower case and without its last dot; None for an address in any spelling, or
+    what is no name.
 
-    A last part that is a number makes an IPv4 address to many resolvers: 127.1, 0x7f.1 and 2130706433 are no names.
+    A last part that is a number makes an IPv4 address to many resolvers: 127.1, 0x7f.1 and
+        2130706433 are no names.
     """
     name = text.lower().removesuffix(".")
     labels = name.split(".")
@@ -82,7 +88,9 @@ def port_number(text: str) -> int | None:
 
 
 def permit(rules: Iterable[Rule], host: str, port: int) -> Rule | None:
-    """The rule that permits a host, in the form that `host_name` gives; one that permits private addresses first."""
+    """The rule that permits a host, in the form that `host_name` gives; one that permits private
+    addresses first.
+    """
     found = [one for one in rules if one.matches(host, port)]
     return max(found, key=lambda one: one.private, default=None)
 
@@ -90,8 +98,9 @@ def permit(rules: Iterable[Rule], host: str, port: int) -> Rule | None:
 def objection(address: str, private: bool) -> str | None:
     """Why an IPv4 address may not be connected to; None if it may.
 
-    `private` permits the networks that anybody may use for themselves. Loopback, link-local addresses (metadata
-    services of clouds are there), and what is reserved or for many receivers are never permitted.
+    `private` permits the networks that anybody may use for themselves. Loopback, link-local
+    addresses (metadata services of clouds are there), and what is reserved or for many receivers
+    are never permitted.
     """
     try:
         place = ipaddress.IPv4Address(address)

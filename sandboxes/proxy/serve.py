@@ -1,9 +1,11 @@
-"""The program: takes its rules from the host, listens to one sandbox, tells the host of every request.
+"""The program: takes its rules from the host, listens to one sandbox, tells the host of every
+request.
 
-Lines of JSON both ways. From the host: its settings, later `{"mark": n, "drop": bool}`. To the host: `{"mark": 0}` when
-it listens, one object per verdict and per end of a request, and `{"mark": n}` after all that was told before
-`mark` came. After a drop no connection from before it goes on, and what is told has the new epoch `n`. The end of its
-stdin is its own end.
+Lines of JSON both ways. From the host: its settings, later `{"mark": n, "drop": bool}`. To the
+    host: `{"mark": 0}` when
+it listens, one object per verdict and per end of a request, and `{"mark": n}` after all that was
+told before `mark` came. After a drop no connection from before it goes on, and what is told has the
+new epoch `n`. The end of its stdin is its own end.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class Proxy:
         settings = self._command(wait=True)
         if settings is None:
             return
-        rules = tuple(Rule(name, below, tuple(ports), private) for name, below, ports, private in settings["rules"])
+        rules = tuple(
+            Rule(name, below, tuple(ports), private)
+            for name, below, ports, private in settings["rules"]
+        )
         bounds = Bounds(**settings["bounds"])
         listener = _listen(settings["listen"], bounds.connections)
         self._tell({"mark": 0})
@@ -82,7 +87,9 @@ class Proxy:
             return
         self._number += 1
         mark = {"id": self._number, "epoch": self._epoch}
-        exchange = Exchange(client, rules, bounds, lambda row: self._tell(mark | {"time": time.time()} | row))
+        exchange = Exchange(
+            client, rules, bounds, lambda row: self._tell(mark | {"time": time.time()} | row)
+        )
         if len(self._open) >= bounds.connections:
             exchange.refuse(f"more than {bounds.connections} connections at the same time")
             return
@@ -122,7 +129,9 @@ def _listen(address: str, backlog: int) -> socket.socket:
 
 
 def main() -> None:
-    """Serve the host on stdin and stdout, until the deadline in the only argument (seconds since 1970) at most."""
+    """Serve the host on stdin and stdout, until the deadline in the only argument (seconds since
+    1970) at most.
+    """
     deadline = int(sys.argv[1])
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
     signal.alarm(max(1, deadline - int(time.time()) + 1))

@@ -1,4 +1,6 @@
-"""One command: its pipes are served until its leader exits, its time is over, or the host has lost interest."""
+"""One command: its pipes are served until its leader exits, its time is over, or the host has lost
+interest.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,17 @@ from agentrl.sandboxes.supervisor.processes import Processes
 
 
 class Command:
-    """A running command: construct it (that starts it), `run` it, read `outputs`, `timed_out` and the exit status."""
+    """A running command: construct it (that starts it), `run` it, read `outputs`, `timed_out` and
+    the exit status.
+    """
 
     def __init__(
-        self, processes: Processes, argv: list[bytes], env: dict[bytes, bytes], stdin: bytes, cap: int
+        self,
+        processes: Processes,
+        argv: list[bytes],
+        env: dict[bytes, bytes],
+        stdin: bytes,
+        cap: int,
     ) -> None:
         self._processes = processes
         self._background = processes.background()
@@ -24,7 +33,9 @@ class Command:
         try:
             theirs.append(self._stdin(stdin))
             theirs += [self._pipes.output(output.add) for output in self.outputs]
-            self._leader = processes.spawn(argv, env, {fd: target for target, fd in enumerate(theirs)})
+            self._leader = processes.spawn(
+                argv, env, {fd: target for target, fd in enumerate(theirs)}
+            )
         except OSError:
             self._pipes.close()
             raise
@@ -42,7 +53,8 @@ class Command:
     def run(self, timeout_s: float, host: int) -> int:
         """Serve until the leader ends; returns its exit code, negative for a signal.
 
-        When the time is over, or anything comes from the host, all that this command started is ended.
+        When the time is over, or anything comes from the host, all that this command started is
+        ended.
         """
         deadline = time.monotonic() + timeout_s
         watched = (self._processes.wakeup, host)

@@ -44,13 +44,17 @@ def open_directory(parent: int, name: str | bytes) -> int:
 
 
 def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[str, bool]]:
-    """(name as the system's functions take it, is a directory) of what is in a directory; links are not followed.
+    """(name as the system's functions take it, is a directory) of what is in a directory; links are
+    not followed.
 
     Raises:
         OSError: EFBIG, there are more than `limit`.
     """
     with os.scandir(directory) as found:
-        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for _, entry in zip(range(limit), found)]  # noqa: B905
+        names = [
+            (entry.name, entry.is_dir(follow_symlinks=False))
+            for _, entry in zip(range(limit), found)
+        ]
         if len(names) == limit and next(found, None) is not None:
             raise OSError(errno.EFBIG, f"more than {limit} entries in one directory")
     return names
@@ -59,7 +63,8 @@ def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[str, bool]]
 def wipe(root: int) -> None:
     """Remove everything below a directory, however deep, with a fixed number of open files.
 
-    Each nested directory is moved up to the root before its own turn, so there is no recursion and no long path.
+    Each nested directory is moved up to the root before its own turn, so there is no recursion and
+    no long path.
 
     Raises:
         Fatal: more than WIPE_ENTRIES entries; opening a new sandbox is cheaper.
@@ -89,7 +94,9 @@ def wipe(root: int) -> None:
 
 
 def lift(source: int, name: str | bytes, target: int, new_name: str | bytes) -> None:
-    """Move a directory from `source` into `target`; the kernel wants write access to it, as its `..` changes."""
+    """Move a directory from `source` into `target`; the kernel wants write access to it, as its
+    `..` changes.
+    """
     try:
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
     except PermissionError:
@@ -111,7 +118,9 @@ def clear(parent: int, name: bytes) -> None:
 
 
 def components(path: bytes) -> list[bytes]:
-    """The parts of a relative path. The host checked it; an odd one here means that the host is broken."""
+    """The parts of a relative path. The host checked it; an odd one here means that the host is
+    broken.
+    """
     parts = path.split(b"/")
     if any(part in ODD for part in parts):
         raise Fatal("a path is not relative")
@@ -119,7 +128,9 @@ def components(path: bytes) -> list[bytes]:
 
 
 def enter(parent: int, name: bytes) -> int:
-    """Open a subdirectory, made if it is missing and put in the place of anything that is no directory."""
+    """Open a subdirectory, made if it is missing and put in the place of anything that is no
+    directory.
+    """
     for _ in range(3):  # a process of the agent may be racing us
         try:
             return open_directory(parent, name)
@@ -182,7 +193,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def walk(root: int, path: bytes) -> int:
-    """A handle of a directory below, for entering it; empty for the root itself. No link is followed.
+    """A handle of a directory below, for entering it; empty for the root itself. No link is
+    followed.
 
     Raises:
         OSError: it is not there, no directory, or behind a link.
@@ -190,7 +202,9 @@ def walk(root: int, path: bytes) -> int:
     at = os.dup(root)
     for part in components(path) if path else ():
         try:
-            inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            inner = os.open(
+                part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at
+            )
         finally:
             os.close(at)
         at = inner
@@ -198,13 +212,19 @@ def walk(root: int, path: bytes) -> int:
 
 
 def get_file(root: int, path: bytes, cap: int) -> bytes | None:
-    """Read a regular file of at most `cap` bytes with one name, reached without any link; None for all else."""
+    """Read a regular file of at most `cap` bytes with one name, reached without any link; None for
+    all else.
+    """
     parts = components(path)
     at = os.dup(root)
     try:
         for depth, part in enumerate(parts, 1):
             # O_NONBLOCK: opening a FIFO must not wait for its writer.
-            flags = DIRECTORY if depth < len(parts) else os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            flags = (
+                DIRECTORY
+                if depth < len(parts)
+                else os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            )
             inner = os.open(part, flags, dir_fd=at)
             os.close(at)
             at = inner
@@ -217,7 +237,14 @@ def get_file(root: int, path: bytes, cap: int) -> bytes | None:
             cap -= len(chunk)
         return b"".join(chunks) if cap >= 0 else None
     except OSError as error:
-        absent = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENXIO, errno.ENAMETOOLONG)
+        absent = (
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.ELOOP,
+            errno.EACCES,
+            errno.ENXIO,
+            errno.ENAMETOOLONG,
+        )
         if error.errno in absent:
             return None
         raise
@@ -231,7 +258,8 @@ def manifest(root: int) -> list[bytes]:
     A directory that its owner locked is listed with that mode, and then unlocked to look inside.
 
     Raises:
-        OSError: EFBIG, more than MANIFEST_ENTRIES entries, MANIFEST_DEPTH levels or MANIFEST_BYTES of content.
+        OSError: EFBIG, more than MANIFEST_ENTRIES entries, MANIFEST_DEPTH levels or MANIFEST_BYTES
+            of content.
     """
     fields: list[bytes] = []
     pending, left = [b""], MANIFEST_BYTES
@@ -250,7 +278,10 @@ def manifest(root: int) -> list[bytes]:
         finally:
             os.close(directory)
         if at.count(b"/") >= MANIFEST_DEPTH or len(fields) > 5 * MANIFEST_ENTRIES:
-            raise OSError(errno.EFBIG, f"over {MANIFEST_ENTRIES} entries or {MANIFEST_DEPTH} levels in the work area")
+            raise OSError(
+                errno.EFBIG,
+                f"over {MANIFEST_ENTRIES} entries or {MANIFEST_DEPTH} levels in the work area",
+            )
     return fields
 
 
@@ -258,7 +289,8 @@ def listing(root: int, path: bytes) -> list[bytes]:
     """Five fields, as in a manifest but without hashes, for each entry directly in a directory.
 
     Raises:
-        OSError: there is no such directory, it is behind a link, or has more than MANIFEST_ENTRIES entries.
+        OSError: there is no such directory, it is behind a link, or has more than MANIFEST_ENTRIES
+            entries.
     """
     fields: list[bytes] = []
     directory = descend(root, path)
@@ -293,7 +325,9 @@ def describe(directory: int, name: bytes, cap: int | None = None) -> list[bytes]
 
 
 def descend(root: int, path: bytes) -> int:
-    """Open the directory at a path that a walk has just seen; a link that took its place is refused."""
+    """Open the directory at a path that a walk has just seen; a link that took its place is
+    refused.
+    """
     at = os.dup(root)
     for part in path.split(b"/") if path else ():
         try:
@@ -313,7 +347,9 @@ def hash_file(directory: int, name: bytes, cap: int) -> bytes:
     import hashlib  # loads OpenSSL, which most sandboxes never need
 
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+        fd = os.open(
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
+        )
     except PermissionError:
         return b""
     digest = hashlib.sha256()
@@ -324,7 +360,9 @@ def hash_file(directory: int, name: bytes, cap: int) -> bytes:
             cap -= len(chunk)
             digest.update(chunk)
             if cap < 0:  # it grows meanwhile
-                raise OSError(errno.EFBIG, f"over {MANIFEST_BYTES >> 20} MB of files in the work area")
+                raise OSError(
+                    errno.EFBIG, f"over {MANIFEST_BYTES >> 20} MB of files in the work area"
+                )
     finally:
         os.close(fd)
     return digest.hexdigest().encode()

@@ -1,9 +1,10 @@
 """The frames that host and supervisor exchange, and the names of what goes wrong.
 
-A frame is `length, request id` (two little-endian u32) and a payload: `count, length × count` (u32 each), then as many
-byte strings. There is nothing to interpret in it but sizes, so the host may decode what an attacker wrote.
-A request is `verb, arguments…`; the answer is `ok, values…`, or `error, errno, text` (a value for the caller), or
-`fatal, text`, after which the sandbox is gone. Numbers are decimal digits, times are microseconds.
+A frame is `length, request id` (two little-endian u32) and a payload: `count, length × count` (u32
+each), then as many byte strings. There is nothing to interpret in it but sizes, so the host may
+decode what an attacker wrote. A request is `verb, arguments…`; the answer is `ok, values…`, or
+`error, errno, text` (a value for the caller), or `fatal, text`, after which the sandbox is gone.
+Numbers are decimal digits, times are microseconds.
 """
 
 from __future__ import annotations
@@ -33,8 +34,17 @@ def encode(request_id: int, fields: list[bytes]) -> bytes:
     count = len(fields)
     size = 4 * (count + 1) + sum(map(len, fields))
     if count > MAX_FIELDS or size > MAX_FRAME:
-        raise FrameError(f"a frame of {count} fields and {size} bytes is over {MAX_FIELDS} fields or {MAX_FRAME} bytes")
-    return b"".join([HEADER.pack(size, request_id), struct.pack(f"<{count + 1}I", count, *map(len, fields)), *fields])
+        raise FrameError(
+            f"a frame of {count} fields and {size} bytes is over {MAX_FIELDS} fields or {MAX_FRAME}"
+            " bytes"
+        )
+    return b"".join(
+        [
+            HEADER.pack(size, request_id),
+            struct.pack(f"<{count + 1}I", count, *map(len, fields)),
+            *fields,
+        ]
+    )
 
 
 class Decoder:
@@ -64,7 +74,9 @@ class Decoder:
             return None
         size, request_id = HEADER.unpack_from(buffer)
         if not 4 <= size <= self.max_frame:
-            raise FrameError(f"a frame announces {size} bytes, at most {self.max_frame} are allowed")
+            raise FrameError(
+                f"a frame announces {size} bytes, at most {self.max_frame} are allowed"
+            )
         if len(buffer) < HEADER.size + size:
             return None
         end = HEADER.size + size
@@ -86,7 +98,9 @@ def split(payload: bytes | memoryview) -> list[bytes]:
         raise FrameError(f"a frame of {len(payload)} bytes cannot hold {count} fields")
     sizes = struct.unpack_from(f"<{count}I", payload, 4)
     if at + sum(sizes) != len(payload):
-        raise FrameError(f"the fields of a frame add up to {at + sum(sizes)} bytes, it has {len(payload)}")
+        raise FrameError(
+            f"the fields of a frame add up to {at + sum(sizes)} bytes, it has {len(payload)}"
+        )
     fields = []
     for size in sizes:
         fields.append(bytes(payload[at : at + size]))

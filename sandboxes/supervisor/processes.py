@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 KILL_S = 5.0
 CHUNK = 1 << 16
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
-Background = dict[int, int]  # pid -> start time in clock ticks, which tells a reused pid from the old one
+Background = dict[
+    int, int
+]  # pid -> start time in clock ticks, which tells a reused pid from the old one
 
 
 class Processes:
-    """All processes below this one. It is process 1 or their subreaper, so orphans come to it and none is lost."""
+    """All processes below this one. It is process 1 or their subreaper, so orphans come to it and
+    none is lost.
+    """
 
     def __init__(self) -> None:
         self.is_init = os.getpid() == 1
@@ -39,7 +43,8 @@ class Processes:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def spawn(self, argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, int]) -> int:
-        """Start a program as the leader of a new session, in the current directory; returns its pid, for `ended`.
+        """Start a program as the leader of a new session, in the current directory; returns its
+        pid, for `ended`.
 
         `descriptors` says which of ours it gets as which of its own.
 
@@ -52,7 +57,9 @@ class Processes:
         return pid
 
     def ended(self, pid: int) -> int | None:
-        """The exit code of a program that `spawn` started, negative for a signal; None while it runs. Told once."""
+        """The exit code of a program that `spawn` started, negative for a signal; None while it
+        runs. Told once.
+        """
         return self._ended.pop(pid, None)
 
     def forget(self) -> None:
@@ -78,7 +85,9 @@ class Processes:
                 self._ended[pid] = os.waitstatus_to_exitcode(status)
 
     def has_none(self) -> bool:
-        """Whether nothing lives below this process: one system call, and a proof, as orphans come to it."""
+        """Whether nothing lives below this process: one system call, and a proof, as orphans come
+        to it.
+        """
         self.reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -94,7 +103,9 @@ class Processes:
         if self.has_none():
             return {}
         table = self._census()
-        others = [pid for pid in table if not _below(pid, table, besides.__eq__)] if besides else table
+        others = (
+            [pid for pid in table if not _below(pid, table, besides.__eq__)] if besides else table
+        )
         return {pid: table[pid][1] for pid in others}
 
     def kill(self, spared: Background) -> None:
@@ -130,7 +141,9 @@ class Processes:
             if name.isdigit() and (row := _stat(int(name))):
                 table[int(name)] = row
         me = os.getpid()
-        return {pid: row for pid, row in table.items() if pid != me and _below(pid, table, me.__eq__)}
+        return {
+            pid: row for pid, row in table.items() if pid != me and _below(pid, table, me.__eq__)
+        }
 
     def _doomed(self, spared: Background) -> Background:
         if self.is_init and not spared:
@@ -152,7 +165,9 @@ def _spawn(argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, in
         if len(folders) > 1 and not os.access(program, os.X_OK):
             continue
         try:
-            return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=RESTORED)
+            return os.posix_spawn(
+                program, argv, env, file_actions=actions, setsid=True, setsigdef=RESTORED
+            )
         except OSError as cause:
             error = cause
     raise error
@@ -167,7 +182,9 @@ def _kill_namespace() -> None:
 
 
 def _below(pid: int, table: dict[int, tuple[int, int]], root: Callable[[int], bool]) -> bool:
-    """Whether a process is a root or descends from one; `table` may be a little torn, so the walk is bounded."""
+    """Whether a process is a root or descends from one; `table` may be a little torn, so the walk
+    is bounded.
+    """
     for _ in range(len(table) + 1):
         if pid not in table:
             return False

@@ -1,6 +1,7 @@
 """The fingerprint of a sandbox: what tells a used one from a new one, compared after every reset.
 
-Left out because nothing can be read from them later: inode numbers, times, counters of the kernel, warmth of caches.
+Left out because nothing can be read from them later: inode numbers, times, counters of the kernel,
+    warmth of caches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PAUSE_S = 0.005
 # Slack for the pages that each processor charges ahead.
 CHARGE_BYTES = 16 << 20
 IPC = ("sysvipc/shm", "sysvipc/sem", "sysvipc/msg")
-# What a namespace could be given beyond objects; all of it is written through /proc/sys or a call of root.
+# What a namespace could be given beyond objects; all of it is written through /proc/sys or a call
+# of root.
 SYSCTLS = (
     "kernel/sem",
     "kernel/shmmax",
@@ -33,7 +35,12 @@ SYSCTLS = (
     "net/ipv4/ping_group_range",
     "net/ipv4/tcp_max_tw_buckets",
 )
-COUNTED = (b"used", b"inuse", b"tw", b"memory")  # the other ones are of the whole machine, so is `orphan`
+COUNTED = (
+    b"used",
+    b"inuse",
+    b"tw",
+    b"memory",
+)  # the other ones are of the whole machine, so is `orphan`
 MEMORY_FILES = (b"tmpfs", b"ramfs")
 
 
@@ -41,20 +48,33 @@ class Proof:
     """Looks at what is left in a sandbox: taken when it is new, repeated to compare.
 
     Attributes:
-        private: the namespaces serve this sandbox alone; where they do not, only its own directories, processes and
-            descriptors are compared.
+        private: the namespaces serve this sandbox alone; where they do not, only its own
+            directories, processes and descriptors are compared.
     """
 
-    def __init__(self, wiped: list[int], processes: Processes, memory: Memory, private: bool) -> None:
+    def __init__(
+        self, wiped: list[int], processes: Processes, memory: Memory, private: bool
+    ) -> None:
         """Take the fingerprint of a new sandbox; `wiped` are the directories that a reset empties."""
         self._wiped = wiped
         self._memory = memory
-        self._looks: dict[str, Callable[[], object]] = {"roots": self._roots, "descriptors": _descriptors}
+        self._looks: dict[str, Callable[[], object]] = {
+            "roots": self._roots,
+            "descriptors": _descriptors,
+        }
         self._looks["processes"] = processes.has_none
         if private:
             self._spaces = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _writable()]
-            self._looks |= {"mounts": lambda: _proc("self/mountinfo"), "space": self._space, "processes": _pids}
-            self._looks |= {"ipc": lambda: [_proc(name) for name in IPC], "sockets": _sockets, "sysctls": _sysctls}
+            self._looks |= {
+                "mounts": lambda: _proc("self/mountinfo"),
+                "space": self._space,
+                "processes": _pids,
+            }
+            self._looks |= {
+                "ipc": lambda: [_proc(name) for name in IPC],
+                "sockets": _sockets,
+                "sysctls": _sysctls,
+            }
         self._start = {name: look() for name, look in self._looks.items()}
         self._charge = memory.charge() if private else None
 
@@ -67,7 +87,8 @@ class Proof:
 
     def _differs(self, name: str, now: object) -> bool:
         if now == []:
-            # The socket with which the network was set up may still be going away when the first look is taken.
+            # The socket with which the network was set up may still be going away when the first
+            # look is taken.
             self._start[name] = now
         return now != self._start[name]
 
@@ -96,13 +117,17 @@ class Proof:
         return rows
 
     def _space(self) -> list[object]:
-        """Free blocks and inodes: also those that an unlinked file holds which some process or socket keeps open."""
+        """Free blocks and inodes: also those that an unlinked file holds which some process or
+        socket keeps open.
+        """
         spaces = [os.fstatvfs(mount) for mount in self._spaces]
         return [(space.f_blocks, space.f_bfree, space.f_files, space.f_ffree) for space in spaces]
 
 
 def _writable() -> list[bytes]:
-    """Mount points of file systems in memory that can be written to; other ones are not this sandbox's alone."""
+    """Mount points of file systems in memory that can be written to; other ones are not this
+    sandbox's alone.
+    """
     points: dict[bytes, bytes] = {}
     for line in _proc("self/mountinfo").splitlines():
         fields, _, (kind, *_) = (part.split() for part in line.partition(b" - "))
@@ -124,20 +149,28 @@ def _sysctls() -> list[object]:
 
 
 def _sockets() -> list[bytes]:
-    """Every count that is not zero, of sockets in any family and of TCP connections that linger; and the local ones.
+    """Every count that is not zero, of sockets in any family and of TCP connections that linger;
+    and the local ones.
 
-    Nothing is listed but those: listing TCP would walk the kernel's whole hash table, 1.4 ms each time.
+    Nothing is listed but those: listing TCP would walk the kernel's whole hash table, 1.4 ms each
+        time.
     """
     found = []
     for line in (_proc("net/sockstat") + _proc("net/sockstat6")).splitlines():
         protocol, *rest = line.split()
-        counts = {name: count for name, count in zip(rest[::2], rest[1::2], strict=False) if name in COUNTED}
+        counts = {
+            name: count
+            for name, count in zip(rest[::2], rest[1::2], strict=False)
+            if name in COUNTED
+        }
         found += [protocol + name + count for name, count in counts.items() if count != b"0"]
     return found + _proc("net/unix").splitlines()[1:]
 
 
 def _collect() -> None:
-    """Have the kernel look for sockets that only hold each other: it does whenever a local socket is closed."""
+    """Have the kernel look for sockets that only hold each other: it does whenever a local socket
+    is closed.
+    """
     import socket  # rarely needed, and not small
 
     for end in socket.socketpair():

@@ -1,4 +1,6 @@
-"""Whose rights commands and file work have: the supervisor's own, or those of a user that it steps down to."""
+"""Whose rights commands and file work have: the supervisor's own, or those of a user that it steps
+down to.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ import os
 class Rights:
     """`with rights:` acts as the agent's user; without one, it changes nothing. Not to be nested.
 
-    A supervisor that is root keeps 0 as its saved uid, which is its way back. The kernel makes a process that changes
-    its uid untraceable, and a program that it starts meanwhile has no way back: its saved uid is its effective one.
+    A supervisor that is root keeps 0 as its saved uid, which is its way back. The kernel makes a
+    process that changes its uid untraceable, and a program that it starts meanwhile has no way
+    back: its saved uid is
+        its effective one.
     """
 
     def __init__(self, uid: int | None = None) -> None:

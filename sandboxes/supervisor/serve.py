@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SESSIONS = 8
 PIPE_BYTES = 1 << 18
 FOR_ALL = stat.S_ISVTX | stat.S_IWOTH  # its owner alone can change it, everybody can put things in
-# What a request raises that is none: too few arguments, no numbers, numbers out of range, unknown names.
+# What a request raises that is none: too few arguments, no numbers, numbers out of range, unknown
+# names.
 MALFORMED = (ValueError, LookupError, OverflowError, AttributeError, TypeError)
 
 
@@ -79,7 +80,9 @@ class Supervisor:
             except FrameError as error:  # an answer that is too long, as an agent's names can be
                 answer = encode(request_id, [b"error", b"%d" % errno.EFBIG, str(error).encode()])
             except (Fatal, MemoryError) as error:
-                self._send(encode(request_id, [b"fatal", f"{type(error).__name__}: {error}".encode()]))
+                self._send(
+                    encode(request_id, [b"fatal", f"{type(error).__name__}: {error}".encode()])
+                )
                 raise
             self._send(answer)
 
@@ -121,12 +124,13 @@ class Supervisor:
             view = view[os.write(self._write, view) :]
 
     def _hello(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`, limits, uid, memory, env…
+        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`,
+        limits, uid, memory, env…
 
-        Limits are `name=value` by `,` with the names of `resource` in lower case; the uid is that of commands, empty
-        for this program's own; memory is the descriptors of `Memory` by `,`, if there are any. Answers protocol,
-        whether this program cannot be traced, whether orphans come to it, whether the limits hold, and whether a
-        memory cgroup is in sight.
+        Limits are `name=value` by `,` with the names of `resource` in lower case; the uid is that
+        of commands, empty for this program's own; memory is the descriptors of `Memory` by `,`, if
+        there are any. Answers protocol, whether this program cannot be traced, whether orphans come
+        to it, whether the limits hold, and whether a memory cgroup is in sight.
         """
         area, flag, others, limits, uid, memory, *env = arguments
         private = flag == b"1"
@@ -137,20 +141,33 @@ class Supervisor:
             raise ValueError("a second hello, or an area that is no absolute path")
         self._area = os.open(area, files.DIRECTORY)
         self._root = area
-        directories = [self._area, *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path)]
-        self._wiped = {directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories}
+        directories = [
+            self._area,
+            *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path),
+        ]
+        self._wiped = {
+            directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories
+        }
         self._processes.victims = standing.Victims(private)
-        traceless = standing.set_property(standing.PR_SET_DUMPABLE, 0) or self._rights.uid is not None
-        adopts = self._processes.is_init or standing.set_property(standing.PR_SET_CHILD_SUBREAPER, 1)
+        traceless = (
+            standing.set_property(standing.PR_SET_DUMPABLE, 0) or self._rights.uid is not None
+        )
+        adopts = self._processes.is_init or standing.set_property(
+            standing.PR_SET_CHILD_SUBREAPER, 1
+        )
         limited = standing.limit(limits)
         self._furnish()
         self._proof = Proof(directories, self._processes, self._memory, private)
-        return [b"%d" % value for value in (PROTOCOL, traceless, adopts, limited, self._memory.known)]
+        return [
+            b"%d" % value for value in (PROTOCOL, traceless, adopts, limited, self._memory.known)
+        ]
 
     def _exec(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: timeout, output cap, stdin, directory (empty: the work area), argument count, argv…, env….
+        """Arguments: timeout, output cap, stdin, directory (empty: the work area), argument count,
+        argv…, env….
 
-        Answers status (negative: signal), timed out, dropped, wall time, whether memory ran out, stdout, stderr.
+        Answers status (negative: signal), timed out, dropped, wall time, whether memory ran out,
+        stdout, stderr.
         """
         timeout, cap, stdin, cwd, count, *rest = arguments
         argv, env = rest[: int(count)], {**self._env, **_pairs(rest[int(count) :])}
@@ -159,13 +176,17 @@ class Supervisor:
             if cwd:
                 self._enter(cwd)
         except OSError as error:
-            return _unstarted(126, b"cannot enter %s: %s\n" % (cwd[:200], (error.strerror or "?").encode()))
+            return _unstarted(
+                126, b"cannot enter %s: %s\n" % (cwd[:200], (error.strerror or "?").encode())
+            )
         try:
             command = Command(self._processes, argv, env, stdin, int(cap))
         except OSError as error:
             # As shells do: 127 not found, 126 found but not started.
             status = 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
-            return _unstarted(status, b"cannot start %s: %s\n" % (argv[0][:200], (error.strerror or "?").encode()))
+            return _unstarted(
+                status, b"cannot start %s: %s\n" % (argv[0][:200], (error.strerror or "?").encode())
+            )
         finally:
             if cwd:
                 self._enter(b"")
@@ -173,7 +194,9 @@ class Supervisor:
         return self._outcome(status, command, begin, kills)
 
     def _enter(self, path: bytes) -> None:
-        """Make a directory of the work area the one that programs start in; back home, a locked one is unlocked."""
+        """Make a directory of the work area the one that programs start in; back home, a locked one
+        is unlocked.
+        """
         with self._rights:
             handle = files.walk(self._work, path)
             try:
@@ -190,22 +213,30 @@ class Supervisor:
         """The time of a command in seconds: none if the host has lost interest in it."""
         return 0.0 if self._decoder.pending else int(timeout) / 1e6
 
-    def _outcome(self, status: int, ended: Command | Session, begin: float, kills: int) -> list[bytes]:
+    def _outcome(
+        self, status: int, ended: Command | Session, begin: float, kills: int
+    ) -> list[bytes]:
         stdout, stderr = ended.outputs
         numbers = (status, ended.timed_out, stdout.dropped + stderr.dropped, _since(begin))
         oom = self._memory.kills() > kills
         return [*(b"%d" % number for number in (*numbers, oom)), stdout.value(), stderr.value()]
 
     def _open(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: env…. Answers the id of a new session, whose shell starts with its first command."""
+        """Arguments: env…. Answers the id of a new session, whose shell starts with its first
+        command.
+        """
         if len(self._sessions) >= SESSIONS:
             raise OSError(errno.EMFILE, f"more than {SESSIONS} open sessions")
         self._session_count += 1
-        self._sessions[self._session_count] = Session(self._processes, {**self._env, **_pairs(arguments)})
+        self._sessions[self._session_count] = Session(
+            self._processes, {**self._env, **_pairs(arguments)}
+        )
         return [b"%d" % self._session_count]
 
     def _run(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: session, timeout, output cap, command. Answers as `exec` does, and whether the shell lives on."""
+        """Arguments: session, timeout, output cap, command. Answers as `exec` does, and whether the
+        shell lives on.
+        """
         number, timeout, cap, text = arguments
         begin, kills = time.monotonic(), self._memory.kills()
         session = self._session(number)
@@ -222,7 +253,10 @@ class Supervisor:
 
     def _session(self, number: bytes) -> Session:
         if int(number) not in self._sessions:
-            raise OSError(errno.ESTALE, "the session is over: it was closed, or the sandbox was reset or restored")
+            raise OSError(
+                errno.ESTALE,
+                "the session is over: it was closed, or the sandbox was reset or restored",
+            )
         return self._sessions[int(number)]
 
     def _put(self, arguments: list[bytes]) -> list[bytes]:
@@ -298,10 +332,11 @@ class Supervisor:
             raise Fatal(f"the work area cannot be emptied: {error}") from error
 
     def _empty(self, directory: int, mode: int) -> None:
-        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what an agent made.
+        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what
+        an agent made.
 
-        A directory of root's that all may write to needs no handing over; that of queues could not be handed over
-        inside a user namespace.
+        A directory of root's that all may write to needs no handing over; that of queues could not
+        be handed over inside a user namespace.
         """
         if self._rights.uid is not None and mode & FOR_ALL == FOR_ALL:
             with self._rights:
@@ -315,7 +350,9 @@ class Supervisor:
         os.fchmod(directory, mode)
 
     def _furnish(self) -> None:
-        """Make the work area afresh: a new inode each time, so that no mode or attribute of the old one remains."""
+        """Make the work area afresh: a new inode each time, so that no mode or attribute of the old
+        one remains.
+        """
         for name in ("work", "tmp"):
             os.mkdir(name, 0o755, dir_fd=self._area)
             directory = os.open(name, files.DIRECTORY, dir_fd=self._area)
@@ -331,7 +368,9 @@ def _unstarted(status: int, text: bytes) -> list[bytes]:
 
 
 def _pairs(settings: list[bytes]) -> dict[bytes, bytes]:
-    return dict((name, value) for name, _, value in (setting.partition(b"=") for setting in settings))
+    return dict(
+        (name, value) for name, _, value in (setting.partition(b"=") for setting in settings)
+    )
 
 
 def _since(begin: float) -> int:
@@ -339,7 +378,9 @@ def _since(begin: float) -> int:
 
 
 def _widen(pipe: int) -> None:
-    """Let more bytes wait in a pipe, so that a large request wakes us less often; else it stays as it is."""
+    """Let more bytes wait in a pipe, so that a large request wakes us less often; else it stays as
+    it is.
+    """
     try:
         import fcntl
 
@@ -349,9 +390,11 @@ def _widen(pipe: int) -> None:
 
 
 def main() -> None:
-    """Serve the host on stdin and stdout, which then stay out of reach of everything that runs here.
+    """Serve the host on stdin and stdout, which then stay out of reach of everything that runs
+    here.
 
-    An argument is the time (seconds since 1970) at which all ends, should even the end of stdin not come through.
+    An argument is the time (seconds since 1970) at which all ends, should even the end of stdin not
+    come through.
     """
     if sys.argv[1:]:
         deadline = int(sys.argv[1])

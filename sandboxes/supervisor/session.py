@@ -1,8 +1,10 @@
-"""A shell that stays, so that its directory, variables and functions last from one command to the next.
+"""A shell that stays, so that its directory, variables and functions last from one command to the
+next.
 
-The shell reads its script from a pipe. After each command it writes a word that we drew for that command, and the exit
-status, to a pipe of its own which the command does not inherit. What a command could forge is the end of itself; the
-next one has another word. So nothing depends on what is printed, nor on whether pipes are ever closed.
+The shell reads its script from a pipe. After each command it writes a word that we drew for that
+command, and the exit status, to a pipe of its own which the command does not inherit. What a
+command could forge is the end of itself; the next one has another word. So nothing depends on what
+is printed, nor on whether pipes are ever closed.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ class Session:
         return self._pipes is not None
 
     def run(self, text: bytes, timeout_s: float, cap: int, host: int) -> int:
-        """Run one command; returns its exit code, or that of the shell if it ended meanwhile; negative for a signal.
+        """Run one command; returns its exit code, or that of the shell if it ended meanwhile;
+        negative for a signal.
 
-        When the time is over, or anything comes from the host, the shell is ended with all that this command started.
+        When the time is over, or anything comes from the host, the shell is ended with all that
+        this command started.
 
         Raises:
             OSError: no shell can be started.
@@ -127,4 +131,9 @@ class Session:
 
 def _script(text: bytes, word: bytes) -> bytes:
     quoted = b"'" + text.replace(b"'", b"'\\''") + b"'"
-    return b"command eval %s </dev/null %d>&-\ncommand printf '%s %%d\\n' $? >&%d\n" % (quoted, CONTROL, word, CONTROL)
+    return b"command eval %s </dev/null %d>&-\ncommand printf '%s %%d\\n' $? >&%d\n" % (
+        quoted,
+        CONTROL,
+        word,
+        CONTROL,
+    )

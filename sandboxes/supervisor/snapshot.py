@@ -1,8 +1,10 @@
 """A tree of files as plain data: out of one work area and into the same or another.
 
-An entry is four fields: path, kind (`dir`, `file` or `link`), permission bits, and the bytes of a file or the target of
-a link. The first entry is the tree itself, as `.`; parents come before what is in them. Owner, inode and times are
-left out, so that equal trees give equal entries; sockets, devices and FIFOs are no part of a tree.
+An entry is four fields: path, kind (`dir`, `file` or `link`), permission bits, and the bytes of a
+    file or the target of
+a link. The first entry is the tree itself, as `.`; parents come before what is in them. Owner,
+inode and times are left out, so that equal trees give equal entries; sockets, devices and FIFOs are
+no part of a tree.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ KINDS = {stat.S_IFDIR: b"dir", stat.S_IFREG: b"file", stat.S_IFLNK: b"link"}
 
 
 def take(root: int, cap: int) -> list[bytes]:
-    """The entries of everything below a directory. What its owner locked is opened for the look and locked again.
+    """The entries of everything below a directory. What its owner locked is opened for the look and
+    locked again.
 
     Raises:
-        OSError: EFBIG, over `cap` bytes of names and content, MANIFEST_ENTRIES entries or MANIFEST_DEPTH levels.
+        OSError: EFBIG, over `cap` bytes of names and content, MANIFEST_ENTRIES entries or
+            MANIFEST_DEPTH levels.
     """
-    rows: list[tuple[bytes, bytes, int, bytes]] = [(ROOT, b"dir", stat.S_IMODE(os.fstat(root).st_mode), b"")]
+    rows: list[tuple[bytes, bytes, int, bytes]] = [
+        (ROOT, b"dir", stat.S_IMODE(os.fstat(root).st_mode), b"")
+    ]
     locked = [(b"", rows[0][2])] if rows[0][2] & 0o700 != 0o700 else []
     pending = [b""]
     try:
@@ -37,13 +43,19 @@ def take(root: int, cap: int) -> list[bytes]:
             pending += [path for path, _ in inner]
             locked += [(path, mode) for path, mode in inner if mode & 0o700 != 0o700]
             rows += found
-            if len(rows) > files.MANIFEST_ENTRIES or any(p.count(b"/") >= files.MANIFEST_DEPTH for p in pending):
+            if len(rows) > files.MANIFEST_ENTRIES or any(
+                p.count(b"/") >= files.MANIFEST_DEPTH for p in pending
+            ):
                 limits = f"{files.MANIFEST_ENTRIES} entries or {files.MANIFEST_DEPTH} levels"
                 raise OSError(errno.EFBIG, f"over {limits} in the work area")
     finally:
         for path, mode in reversed(locked):
             _set_mode(root, path, mode)
-    return [field for path, kind, mode, data in sorted(rows) for field in (path, kind, b"%d" % mode, data)]
+    return [
+        field
+        for path, kind, mode, data in sorted(rows)
+        for field in (path, kind, b"%d" % mode, data)
+    ]
 
 
 def _look(root: int, at: bytes, cap: int) -> list[tuple[bytes, bytes, int, bytes]]:
@@ -119,7 +131,8 @@ def _set_mode(root: int, path: bytes, mode: int) -> None:
 
 
 def restore(root: int, fields: list[bytes]) -> None:
-    """Make the entries in an empty directory, all of them anew, and reach each through real directories only.
+    """Make the entries in an empty directory, all of them anew, and reach each through real
+    directories only.
 
     Raises:
         OSError: no room; or an entry that would lie behind a link or in the place of another one.

@@ -1,7 +1,8 @@
-"""The catalogue of known exploits as data: each is aimed at a task by what the task shows, and must earn nothing.
+"""The catalogue of known exploits as data: each is aimed at a task by what the task shows, and must
+earn nothing.
 
-An attack is files and, for some, a script that the agent runs in its sandbox. It needs no knowledge of the verifier;
-some are aimed at the runner of this library, whose source everybody can read.
+An attack is files and, for some, a script that the agent runs in its sandbox. It needs no knowledge
+of the verifier; some are aimed at the runner of this library, whose source everybody can read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from agentrl.verifiers.attacks.verdict import VERDICT
 
 __all__ = ["CATALOGUE", "Attack", "Payload", "Target", "attacks_for", "target_of"]
 
-CATALOGUE = tuple(sorted((*RUNNER, *READING, *VERDICT, *BEHAVIOUR), key=lambda attack: (attack.number, attack.name)))
+CATALOGUE = tuple(
+    sorted(
+        (*RUNNER, *READING, *VERDICT, *BEHAVIOUR), key=lambda attack: (attack.number, attack.name)
+    )
+)
 """All attacks, those that cannot be run (`reason`) included, by number."""
 
 

@@ -49,7 +49,8 @@ class Payload:
 
     Attributes:
         files: bytes by path, relative to the work area; one of them is the artifact.
-        script: Python text that the agent runs in its work area after writing the files; may be empty.
+        script: Python text that the agent runs in its work area after writing the files; may be
+            empty.
     """
 
     files: Mapping[str, bytes]
@@ -64,10 +65,11 @@ class Attack:
         number: in the catalogue, 1 to 50.
         mechanism: one sentence.
         source: where it was seen or published.
-        files: templates by path; `$path`, `$name`, `$tests`, `$stem` and `$examples` are filled in. Without the
-            artifact among them, a stub that does nothing takes its place.
+        files: templates by path; `$path`, `$name`, `$tests`, `$stem` and `$examples` are filled in.
+            Without the artifact among them, a stub that does nothing takes its place.
         script: a template too.
-        reason: why there is nothing to run: what it attacks does not exist here. Then files and script are empty.
+        reason: why there is nothing to run: what it attacks does not exist here. Then files and
+            script are empty.
     """
 
     name: str
@@ -88,9 +90,17 @@ class Attack:
             raise ValueError(f"attack {self.name!r} cannot be run: {self.reason}")
         table = ", ".join(f"({args},): {result}" for args, result in target.examples)
         stem = target.path.rpartition("/")[2].removesuffix(".py")
-        words = {"path": target.path, "name": target.name, "tests": target.tests, "stem": stem, "examples": table}
+        words = {
+            "path": target.path,
+            "name": target.name,
+            "tests": target.tests,
+            "stem": stem,
+            "examples": table,
+        }
         templates = {ARTIFACT: STUB} | dict(self.files)
-        files = {_filled(path, words): _filled(text, words).encode() for path, text in templates.items()}
+        files = {
+            _filled(path, words): _filled(text, words).encode() for path, text in templates.items()
+        }
         return Payload(files, _filled(self.script, words))
 
 
@@ -107,21 +117,32 @@ def target_of(task: TaskView) -> Target:
     if not task.artifacts:
         raise ValueError(f"task {task.id!r} declares no artifact")
     path = next((path for path in task.artifacts if path.endswith(".py")), task.artifacts[0])
-    tests = next((path for path in task.files if path.rpartition("/")[2].startswith("test")), "tests/test_visible.py")
+    tests = next(
+        (path for path in task.files if path.rpartition("/")[2].startswith("test")),
+        "tests/test_visible.py",
+    )
     texts = [task.instruction, *task.files.values()]
     shown = [found for text in texts for found in _examples(text)]
     name = next((name for name, _, _ in shown), None) or _defined(task, path) or "solve"
-    return Target(path, name, tests, tuple((args, result) for called, args, result in shown if called == name))
+    return Target(
+        path, name, tests, tuple((args, result) for called, args, result in shown if called == name)
+    )
 
 
 def _examples(text: str) -> Iterator[tuple[str, str, str]]:
-    """Function, arguments and result of the equations `f(...) == value` of a text, as they are written."""
+    """Function, arguments and result of the equations `f(...) == value` of a text, as they are
+    written.
+    """
     for line in re.findall(r"assert\s+(\w+\(.*?\)\s*==\s*[^`\n]+)", text):
         try:
             node = ast.parse(line.strip(), mode="eval").body
         except SyntaxError:
             continue
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Name):
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.left, ast.Call)
+            and isinstance(node.left.func, ast.Name)
+        ):
             args = ", ".join(f"repr({ast.unparse(arg)})" for arg in node.left.args)
             yield node.left.func.id, args, ast.unparse(node.comparators[0])
 
@@ -130,6 +151,8 @@ def _defined(task: TaskView, path: str) -> str | None:
     """The function that the start file or the instruction names first."""
     found = re.search(r"^def (\w+)\(", task.files.get(path, ""), re.MULTILINE)
     found = (
-        found or re.search(r"def (\w+)\(", task.instruction) or re.search(r"`(\w+)(?:\([^`]*\))?`", task.instruction)
+        found
+        or re.search(r"def (\w+)\(", task.instruction)
+        or re.search(r"`(\w+)(?:\([^`]*\))?`", task.instruction)
     )
     return found[1] if found else None

@@ -1,4 +1,6 @@
-"""Can this environment be trusted? One row per promise, each with its evidence. `agentrl audit` runs it."""
+"""Can this environment be trusted? One row per promise, each with its evidence. `agentrl audit`
+runs it.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ from agentrl.evaluation.audit.world import (
 )
 from agentrl.evaluation.contract import SPLITS
 from agentrl.evaluation.run import EvalPlan, close_policy, open_policy
-from agentrl.policies import noop
-from agentrl.records import write_json_atomic
-from agentrl.rollout import Rollouts, Setting
+from agentrl.policies.base import noop
+from agentrl.records.files import write_json_atomic
+from agentrl.rollout.play import Setting
+from agentrl.rollout.rollouts import Rollouts
 from agentrl.types import Task
 
 COMPARED = 200
@@ -43,7 +46,9 @@ COMPARED = 200
 
 
 class Promise(NamedTuple):
-    """One row: its name, the promise in words, what to do when it is broken, and the function that finds out."""
+    """One row: its name, the promise in words, what to do when it is broken, and the function that
+    finds out.
+    """
 
     name: str
     words: str
@@ -55,7 +60,8 @@ PROMISES = (
     Promise(
         "oracle",
         "the reference solution passes every task",
-        "mend field oracle, field hidden or oracle_actions of the task named; `agentrl check` shows what its tools say",
+        "mend field oracle, field hidden or oracle_actions of the task named; `agentrl check` shows"
+        " what its tools say",
         oracle_passes,
     ),
     Promise(
@@ -67,7 +73,8 @@ PROMISES = (
     Promise(
         "attacks",
         "no known attack is rewarded",
-        "judge by value in a process of its own (hidden.cases or hidden.check), never by exit code, output or a report",
+        "judge by value in a process of its own (hidden.cases or hidden.check), never by exit code,"
+        " output or a report",
         attacks_fail,
     ),
     Promise(
@@ -79,37 +86,43 @@ PROMISES = (
     Promise(
         "impossible",
         "nothing passes once an expected value is wrong",
-        "compare every expected value; do not compare with the text of the reference or skip what is hard to compare",
+        "compare every expected value; do not compare with the text of the reference or skip what"
+        " is hard to compare",
         impossible_fails,
     ),
     Promise(
         "hidden_absent",
         "nothing hidden is in the agent's world",
-        "keep tests and references in fields hidden and oracle, and write nothing of them to files, prompts or tools",
+        "keep tests and references in fields hidden and oracle, and write nothing of them to files,"
+        " prompts or tools",
         hidden_is_absent,
     ),
     Promise(
         "hidden_untold",
         "no verdict or record tells a hidden value",
-        "word `why` and `parts` of the Score by counts and kinds, never by expected values or exception texts",
+        "word `why` and `parts` of the Score by counts and kinds, never by expected values or"
+        " exception texts",
         hidden_is_not_told,
     ),
     Promise(
         "reset",
         "a hostile episode changes no later one",
-        "keep all state in the sandbox or the instance, none in class attributes, modules or files of the host",
+        "keep all state in the sandbox or the instance, none in class attributes, modules or files"
+        " of the host",
         reset_is_complete,
     ),
     Promise(
         "replay",
         "equal task and seed give an equal episode",
-        "draw chance from self.rng, and show no times, process numbers, addresses or unsorted listings",
+        "draw chance from self.rng, and show no times, process numbers, addresses or unsorted"
+        " listings",
         replays_are_equal,
     ),
     Promise(
         "duplicates",
         "no task stands twice, nor, renamed or nearly, in two splits",
-        "split by a hash of what stays under renaming; let instruction or files say what only metadata tells apart",
+        "split by a hash of what stays under renaming; let instruction or files say what only"
+        " metadata tells apart",
         tasks_differ,
     ),
     Promise(
@@ -146,7 +159,8 @@ class AuditPlan:
     Attributes:
         make: builds the environment.
         tasks: how many tasks of `split` are played.
-        policy: name of a policy (see `agentrl.evaluation.run.POLICIES`) for the row about learnability; empty: none.
+        policy: name of a policy (see `agentrl.evaluation.run.POLICIES`) for the row about
+            learnability; empty: none.
         out: folder for `audit.json`; None keeps nothing.
         attacks: what is tried on a task.
     """
@@ -169,7 +183,8 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     """Try every promise; `progress` is told the name of each row before it begins.
 
     Returns:
-        `ok`, `rows` (promise, words, verdict, why, evidence, task, hint), and what was audited; ready for JSON.
+        `ok`, `rows` (promise, words, verdict, why, evidence, task, hint), and what was audited;
+        ready for JSON.
 
     Raises:
         ConfigError: a part cannot be had, or the split has no tasks.
@@ -214,7 +229,9 @@ async def _rows(stage: Stage, progress: Callable[[str], None]) -> list[dict[str,
     for promise in PROMISES:
         progress(promise.name)
         found = await _guarded(promise, stage)
-        rows.append({"promise": promise.name, "words": promise.words, **asdict(found), "hint": promise.hint})
+        rows.append(
+            {"promise": promise.name, "words": promise.words, **asdict(found), "hint": promise.hint}
+        )
     return rows
 
 

@@ -7,9 +7,18 @@ from collections import Counter
 from dataclasses import replace
 
 from agentrl.evaluation.audit.probes import Attack, Probe
-from agentrl.evaluation.audit.stage import Finding, Stage, broken, earns, holds, not_applicable, passes, went_wrong
+from agentrl.evaluation.audit.stage import (
+    Finding,
+    Stage,
+    broken,
+    earns,
+    holds,
+    not_applicable,
+    passes,
+    went_wrong,
+)
 from agentrl.evaluation.audit.variants import impossible, special_cased
-from agentrl.policies import noop
+from agentrl.policies.base import noop
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
 
@@ -34,7 +43,11 @@ async def noop_fails(stage: Stage) -> Finding:
     episodes = await stage.play(noop(), stage.tasks)
     scored = [episode for episode in episodes if episode.reward is not None]
     best = max((episode.reward for episode in scored if episode.reward is not None), default=None)
-    counts = {"episodes": len(episodes), "passed": sum(episode.passed is True for episode in episodes), "best": best}
+    counts = {
+        "episodes": len(episodes),
+        "passed": sum(episode.passed is True for episode in episodes),
+        "best": best,
+    }
     wrong = next((one for one in episodes if one.passed is not False or earns(one.score)), None)
     if wrong is not None:
         return broken(wrong.task.id, f"doing nothing gets {went_wrong(wrong)}", **counts)
@@ -44,7 +57,8 @@ async def noop_fails(stage: Stage) -> Finding:
 async def attacks_fail(stage: Stage) -> Finding:
     """No attack earns anything, and none silences the verifier.
 
-    An attack that costs `SLOW_S` seconds (it hangs until a limit ends it) is tried on one task only.
+    An attack that costs `SLOW_S` seconds (it hangs until a limit ends it) is tried on one task
+    only.
     """
     slow: set[str] = set()
 
@@ -63,10 +77,19 @@ async def attacks_fail(stage: Stage) -> Finding:
     judged += await asyncio.gather(*(one(*each) for each in rest))
     if not judged:
         return not_applicable("no attack is known for these tasks")
-    wrong = [(task, attack, score) for task, attack, score in judged if score.value is None or earns(score)]
+    wrong = [
+        (task, attack, score)
+        for task, attack, score in judged
+        if score.value is None or earns(score)
+    ]
     accepted = Counter(attack.name for _, attack, _ in wrong)
     names = {attack.name for _, attack, _ in judged}
-    counts = {"attacks": len(names), "tries": len(judged), "accepted": dict(accepted), "slow_tried_once": once}
+    counts = {
+        "attacks": len(names),
+        "tries": len(judged),
+        "accepted": dict(accepted),
+        "slow_tried_once": once,
+    }
     if wrong:
         task, attack, score = wrong[0]
         got = "no verdict" if score.value is None else f"score {score.value:g}"
@@ -96,10 +119,14 @@ async def visible_is_not_enough(stage: Stage) -> Finding:
 
 async def impossible_fails(stage: Stage) -> Finding:
     """With one expected value made wrong, what passed before does not pass any more."""
-    rows = [(variant, episode) for task, episode in await stage.solved() for variant in impossible(task)]
+    rows = [
+        (variant, episode) for task, episode in await stage.solved() for variant in impossible(task)
+    ]
     if not rows:
         return not_applicable("no hidden part has an expected value that could be made wrong")
-    scores = await asyncio.gather(*(stage.score(stage.submission(variant, episode)) for variant, episode in rows))
+    scores = await asyncio.gather(
+        *(stage.score(stage.submission(variant, episode)) for variant, episode in rows)
+    )
     judged = list(zip(rows, scores, strict=True))
     wrong = [(variant, score) for (variant, _), score in judged if passes(score, variant)]
     counts = {
@@ -115,14 +142,21 @@ async def impossible_fails(stage: Stage) -> Finding:
 
 
 async def gradings_agree(stage: Stage) -> Finding:
-    """One submission gets one score, however often it is graded: the oracle's, and the untouched start state."""
+    """One submission gets one score, however often it is graded: the oracle's, and the untouched
+    start state.
+    """
     rows: list[tuple[str, Submission]] = []
     for task in stage.tasks:
         rows.append((task.id, await stage.hand_in(task, Probe("nothing"))))
     rows += [(task.id, stage.submission(task, episode)) for task, episode in await stage.solved()]
-    scores = [await asyncio.gather(*(stage.score(_anew(row, n)) for n in range(GRADINGS))) for _, row in rows]
+    scores = [
+        await asyncio.gather(*(stage.score(_anew(row, n)) for n in range(GRADINGS)))
+        for _, row in rows
+    ]
     values = [{score.value for score in group} for group in scores]
-    wrong = [(task_id, seen) for (task_id, _), seen in zip(rows, values, strict=True) if len(seen) > 1]
+    wrong = [
+        (task_id, seen) for (task_id, _), seen in zip(rows, values, strict=True) if len(seen) > 1
+    ]
     counts = {"submissions": len(rows), "gradings": len(rows) * GRADINGS, "differ": len(wrong)}
     if wrong:
         task_id, seen = wrong[0]

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from agentrl.env import ToolEnv
 from agentrl.errors import InfraError
 from agentrl.evaluation.audit.probes import Attack
-from agentrl.policies import Policy, Scripted
-from agentrl.rollout import Setting, derive_seed, play
+from agentrl.policies.base import Policy, Scripted
+from agentrl.rollout.play import Setting, derive_seed, play
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
-from agentrl.verifiers.hidden_tests import PYTHON
+from agentrl.verifiers.code.hidden_tests import PYTHON
 
 REPLAYS = 3
 """Episodes of the oracle per task: most rows start from them, and they must be equal."""
@@ -94,7 +94,9 @@ class Stage:
             async with self._room:
                 return await play(setting, task, EpisodeKey("audit", 0, task.id, sample))
 
-        return await asyncio.gather(*(one(task, sample) for task in tasks for sample in range(samples)))
+        return await asyncio.gather(
+            *(one(task, sample) for task in tasks for sample in range(samples))
+        )
 
     async def oracle(self) -> list[Episode]:
         """`REPLAYS` episodes of the oracle on every task; played once."""
@@ -124,7 +126,8 @@ class Stage:
         )
 
     async def hand_in(self, task: Task, attack: Attack) -> Submission:
-        """What an agent hands in that writes an attack's files over its start state, runs its script and answers.
+        """What an agent hands in that writes an attack's files over its start state, runs its
+        script and answers.
 
         Scripts are left out where the sandbox is no boundary.
         """
@@ -152,7 +155,9 @@ class Stage:
 
     async def reset(self, env: ToolEnv, task: Task, sandbox: Sandbox | None) -> tuple[Message, ...]:
         """Begin the episode that `play` would begin."""
-        return await env.reset(task.view(), seed=derive_seed(self.seed, task.id, 0), sandbox=sandbox)
+        return await env.reset(
+            task.view(), seed=derive_seed(self.seed, task.id, 0), sandbox=sandbox
+        )
 
     async def score(self, submission: Submission) -> Score:
         """The verdict; a grading that failed is tried once more, and no score if it fails again."""
@@ -185,7 +190,9 @@ def passes(score: Score, task: Task) -> bool:
 
 
 def earns(score: Score) -> bool:
-    """Whether a score is worth anything, shaping left out: what nobody worked for must be worth nothing."""
+    """Whether a score is worth anything, shaping left out: what nobody worked for must be worth
+    nothing.
+    """
     return score.verdict is not None and score.verdict > 0
 
 

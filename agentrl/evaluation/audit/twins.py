@@ -1,8 +1,10 @@
-"""Tasks that are the same task: within a split they waste work, across splits they make held-out scores worthless.
+"""Tasks that are the same task: within a split they waste work, across splits they make held-out
+scores worthless.
 
-Two texts are compared by the Jaccard similarity of their shingles, |A ∩ B| / |A ∪ B| (Broder 1997). Names that the
-task's own code defines are numbered in the order in which they appear, so a renamed twin is a twin. Shingles that many
-tasks share (a common instruction, a common test file) are no evidence and are left out.
+Two texts are compared by the Jaccard similarity of their shingles, |A ∩ B| / |A ∪ B| (Broder 1997).
+Names that the task's own code defines are numbered in the order in which they appear, so a renamed
+twin is a twin. Shingles that many tasks share (a common instruction, a common test file) are no
+evidence and are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds
 from agentrl.types import Task
-from agentrl.verifiers.hidden import parse_python
+from agentrl.verifiers.code.hidden import parse_python
 
 NEAR = 0.9
 """Similarity from which two tasks are near-duplicates."""
@@ -27,7 +29,9 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 async def tasks_differ(stage: Stage) -> Finding:
-    """No task stands twice in a split, and none, not even renamed or nearly the same, in two of them."""
+    """No task stands twice in a split, and none, not even renamed or nearly the same, in two of
+    them.
+    """
     rows = [(split, task) for split, tasks in stage.splits.items() for task in tasks]
     exact = {index: _plain(task) for index, (_, task) in enumerate(rows)}
     pairs = {pair: 1.0 for pair in _equal_pairs(exact)}
@@ -39,7 +43,9 @@ async def tasks_differ(stage: Stage) -> Finding:
         "near_within_split": sum(rows[a][0] == rows[b][0] for a, b in near.keys() - pairs.keys()),
         "exact_within_split": len(within),
         "across_splits": "one split on purpose" if stage.env.one_split else len(across),
-        "most_alike_across_splits": round(max((near[pair] for pair in across if pair in near), default=0.0), 3),
+        "most_alike_across_splits": round(
+            max((near[pair] for pair in across if pair in near), default=0.0), 3
+        ),
     }
     wrong = sorted(within if stage.env.one_split else [*across, *within])
     if wrong:
@@ -51,12 +57,16 @@ async def tasks_differ(stage: Stage) -> Finding:
 
 def _plain(task: Task) -> str:
     """All that the agent is given, in small letters and with single spaces."""
-    text = "\n".join([task.instruction, *(f"{path}\n{task.files[path]}" for path in sorted(task.files))])
+    text = "\n".join(
+        [task.instruction, *(f"{path}\n{task.files[path]}" for path in sorted(task.files))]
+    )
     return " ".join(text.lower().split())
 
 
 def renamed(task: Task) -> list[str]:
-    """Tokens of what the agent is given and of the reference, with the code's own names numbered by appearance."""
+    """Tokens of what the agent is given and of the reference, with the code's own names numbered by
+    appearance.
+    """
     solution = task.oracle.get("files")
     code = {**task.files, **{f"oracle/{path}": text for path, text in (solution or {}).items()}}
     names = {name for path, text in code.items() if path.endswith(".py") for name in _defined(text)}
@@ -64,7 +74,9 @@ def renamed(task: Task) -> list[str]:
     tokens = []
     for text in (*(task.files[path] for path in sorted(task.files)), task.instruction):
         for token in _TOKEN.findall(text):
-            tokens.append(numbers.setdefault(token, f"<{len(numbers)}>") if token in names else token.lower())
+            tokens.append(
+                numbers.setdefault(token, f"<{len(numbers)}>") if token in names else token.lower()
+            )
     return tokens
 
 
@@ -86,7 +98,9 @@ def _equal_pairs(texts: Mapping[int, str]) -> Iterator[tuple[int, int]]:
     same: dict[str, list[int]] = defaultdict(list)
     for index, text in texts.items():
         same[text].append(index)
-    return itertools.chain.from_iterable(itertools.combinations(group, 2) for group in same.values())
+    return itertools.chain.from_iterable(
+        itertools.combinations(group, 2) for group in same.values()
+    )
 
 
 def near_pairs(texts: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[int, int], float]]:

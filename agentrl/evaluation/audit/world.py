@@ -1,4 +1,6 @@
-"""Rows about the agent's world: nothing hidden is in it, it begins and goes the same, tools do what they say."""
+"""Rows about the agent's world: nothing hidden is in it, it begins and goes the same, tools do what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from agentrl.evaluation.audit.probes import probes
 from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds, not_applicable
 from agentrl.evaluation.audit.variants import with_canary
 from agentrl.evaluation.leaks import find_in, hashes_of, secrets_of, shown_secret
-from agentrl.policies import Scripted, noop
-from agentrl.record_rows import episode_row
+from agentrl.policies.base import Scripted, noop
+from agentrl.records.rows import episode_row
 from agentrl.sandboxes.base import FileInfo, Sandbox
 from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Message, Task, ToolCall, ToolSpec
@@ -36,7 +38,9 @@ _SEARCH_S = 20.0
 
 
 async def hidden_is_absent(stage: Stage) -> Finding:
-    """No long text of a hidden part or reference is in the task's view, the prompt, the sandbox or a tool's answer."""
+    """No long text of a hidden part or reference is in the task's view, the prompt, the sandbox or
+    a tool's answer.
+    """
     places = 0
     episodes = {episode.task.id: episode for episode in await stage.oracle()}
     for task in itertools.chain.from_iterable(stage.splits.values()):
@@ -56,7 +60,9 @@ async def _world(stage: Stage, task: Task) -> dict[str, str]:
     env = stage.make()
     async with env.borrow(stage.pool) as sandbox:
         opening = await stage.reset(env, task, sandbox)
-        places = {f"opening message {number}": message.content for number, message in enumerate(opening)}
+        places = {
+            f"opening message {number}": message.content for number, message in enumerate(opening)
+        }
         places["the description of the tools"] = json.dumps([spec.schema() for spec in env.tools])
         if sandbox is not None:
             places |= await _tree(sandbox, task)
@@ -84,21 +90,31 @@ def _answers(episode: Episode) -> dict[str, str]:
     for number, message in enumerate(episode.messages):
         if message.role == "assistant":
             calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
-            said += message.content + "".join(json.dumps(dict(call.arguments), default=str) for call in calls)
+            said += message.content + "".join(
+                json.dumps(dict(call.arguments), default=str) for call in calls
+            )
         elif message.content and json.dumps(message.content)[1:-1] not in said:
-            places[f"message {number} ({message.name or message.role})"] = _unsaid(message.content, said)
+            places[f"message {number} ({message.name or message.role})"] = _unsaid(
+                message.content, said
+            )
     return places
 
 
 def _unsaid(text: str, said: str) -> str:
     """The lines that the policy did not write itself."""
-    return "\n".join(line for line in text.splitlines() if json.dumps(line.strip())[1:-1] not in said)
+    return "\n".join(
+        line for line in text.splitlines() if json.dumps(line.strip())[1:-1] not in said
+    )
 
 
 async def hidden_is_not_told(stage: Stage) -> Finding:
-    """A canary in the hidden part of a copy of a task comes back in no message, verdict, record or sandbox."""
+    """A canary in the hidden part of a copy of a task comes back in no message, verdict, record or
+    sandbox.
+    """
     canary = f"canary-{secrets.token_hex(8)}"
-    copies = [planted for task in stage.tasks if (planted := with_canary(task, canary))][:_CANARY_TASKS]
+    copies = [planted for task in stage.tasks if (planted := with_canary(task, canary))][
+        :_CANARY_TASKS
+    ]
     if not copies:
         return not_applicable("no hidden part has a place for a canary")
     told = [text for _, needles in copies for text in needles]
@@ -108,7 +124,9 @@ async def hidden_is_not_told(stage: Stage) -> Finding:
     for episode in episodes:
         row = {name: value for name, value in episode_row(episode).items() if name != "task"}
         if place := next((name for name, value in row.items() if _holds(value, told)), ""):
-            return broken(episode.task.id, f"the episode's record tells a hidden value in {place!r}")
+            return broken(
+                episode.task.id, f"the episode's record tells a hidden value in {place!r}"
+            )
     for task in copied:
         for attack in probes(task):
             score = await stage.score(await stage.hand_in(task, attack))
@@ -131,7 +149,12 @@ async def _left(stage: Stage, canary: str) -> str:
     for role in ("agent", "grader"):
         async with stage.pool.lease(role) as sandbox:
             found = await sandbox.exec(
-                ["/bin/sh", "-c", 'grep -rlsI -- "$0" . /tmp /var/tmp /dev/shm "$HOME" | head -3', canary],
+                [
+                    "/bin/sh",
+                    "-c",
+                    'grep -rlsI -- "$0" . /tmp /var/tmp /dev/shm "$HOME" | head -3',
+                    canary,
+                ],
                 timeout_s=_SEARCH_S,
             )
             if found.stdout.strip():
@@ -147,9 +170,13 @@ async def reset_is_complete(stage: Stage) -> Finding:
         await _hostile(stage, task)
         after, differs = await _start(stage, task)
         if differs:
-            return broken(task.id, f"after a hostile episode the sandbox differs in {', '.join(differs)}")
+            return broken(
+                task.id, f"after a hostile episode the sandbox differs in {', '.join(differs)}"
+            )
         if after != before:
-            return broken(task.id, "after a hostile episode the start state has another fingerprint")
+            return broken(
+                task.id, "after a hostile episode the start state has another fingerprint"
+            )
         residue += 1
     return holds(hostile_episodes=residue, sandbox=stage.env.needs_sandbox)
 
@@ -165,7 +192,9 @@ async def _start(stage: Stage, task: Task) -> tuple[str, list[str]]:
 
 
 async def _hostile(stage: Stage, task: Task) -> None:
-    """One episode that leaves behind what it can: files, links, processes; and calls every tool with rubbish."""
+    """One episode that leaves behind what it can: files, links, processes; and calls every tool
+    with rubbish.
+    """
     env = stage.make()
     async with env.borrow(stage.pool) as sandbox:
         await stage.reset(env, task, sandbox)
@@ -189,7 +218,14 @@ def _rude(env: ToolEnv, task: Task) -> Iterator[Message]:
 
 def _guesses(spec: ToolSpec, text: str) -> dict[str, Any]:
     """Arguments that fit a tool's schema, as far as one can tell."""
-    by_type = {"string": text, "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+    by_type = {
+        "string": text,
+        "integer": 1,
+        "number": 1.0,
+        "boolean": True,
+        "array": [],
+        "object": {},
+    }
     properties: Mapping[str, Any] = spec.parameters.get("properties", {})
     required = spec.parameters.get("required", ())
     return {
@@ -200,7 +236,9 @@ def _guesses(spec: ToolSpec, text: str) -> dict[str, Any]:
 
 
 async def replays_are_equal(stage: Stage) -> Finding:
-    """Three plays of the oracle on one task, with one seed, give the same start, observations and score."""
+    """Three plays of the oracle on one task, with one seed, give the same start, observations and
+    score.
+    """
     groups: dict[str, list[Episode]] = {}
     for episode in await stage.oracle():
         groups.setdefault(episode.task.id, []).append(episode)
@@ -217,9 +255,17 @@ async def replays_are_equal(stage: Stage) -> Finding:
             if len(seen) > 1:
                 differ[name] += 1
                 first = first if first[0] else (task_id, name)
-    counts = {"tasks": len(groups), "episodes": sum(map(len, groups.values())), "differ": dict(differ)}
+    counts = {
+        "tasks": len(groups),
+        "episodes": sum(map(len, groups.values())),
+        "differ": dict(differ),
+    }
     if first[0]:
-        return broken(first[0], f"{len(groups[first[0]])} equal plays of the oracle differ in {first[1]}", **counts)
+        return broken(
+            first[0],
+            f"{len(groups[first[0]])} equal plays of the oracle differ in {first[1]}",
+            **counts,
+        )
     return holds(**counts)
 
 
@@ -234,14 +280,19 @@ async def reading_changes_nothing(stage: Stage) -> Finding:
         scripts: list[list[Message]] = [list(stage.env.oracle_actions(task))]
         known = [path for path in (*task.files, *task.artifacts)][:1] or ["."]
         reading = [spec for spec in stage.env.tools if spec.effect == "read"]
-        scripts += [[Message.assistant("", ToolCall(spec.name, _guesses(spec, known[0])))] for spec in reading]
+        scripts += [
+            [Message.assistant("", ToolCall(spec.name, _guesses(spec, known[0])))]
+            for spec in reading
+        ]
         for script in scripts:
             if changed := await _changed_by_reading(stage, task, script, calls):
                 return broken(task.id, changed, calls=dict(calls))
     return holds(tasks=len(stage.tasks), calls=dict(calls))
 
 
-async def _changed_by_reading(stage: Stage, task: Task, script: Sequence[Message], calls: Counter[str]) -> str:
+async def _changed_by_reading(
+    stage: Stage, task: Task, script: Sequence[Message], calls: Counter[str]
+) -> str:
     """What a call of a reading tool changed, in words; calls of one turn are made one by one."""
     env = stage.make()
     reads = {spec.name for spec in env.tools if spec.effect == "read"}
@@ -264,7 +315,9 @@ async def _changed_by_reading(stage: Stage, task: Task, script: Sequence[Message
 def _changes(before: Sequence[FileInfo], after: Sequence[FileInfo]) -> str:
     old, new = ({info.path: info for info in infos} for infos in (before, after))
     paths = sorted(
-        path for path in old.keys() | new.keys() if path != "." and _content(old, path) != _content(new, path)
+        path
+        for path in old.keys() | new.keys()
+        if path != "." and _content(old, path) != _content(new, path)
     )
     return ", ".join(paths[:3])
 

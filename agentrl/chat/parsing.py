@@ -1,0 +1,173 @@
+"""What every tool-call format shares: the fixed sentences, strict JSON, and the shape of a result."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from agentrl.types import BadCall, Json, ToolCall
+
+Call = ToolCall | BadCall
+
+MAX_DEPTH = 64
+UNTERMINATED = "The tool call is not closed."
+NOT_JSON = "The tool call is not valid JSON."
+NOT_OBJECT = "The tool call is not a JSON object."
+NOT_FINITE = "The tool call holds a number that is not finite."
+DUPLICATE = "The tool call gives the same key twice."
+TOO_DEEP = f"The tool call is nested deeper than {MAX_DEPTH} levels."
+NO_NAME = "The tool call does not name a tool."
+BAD_ARGUMENTS = "The arguments of the tool call are not a JSON object."
+TRAILING = "The tool call has text after its JSON object."
+BAD_XML = (
+    "The tool call does not follow <function=NAME><parameter=KEY>VALUE</parameter></function>."
+)
+POSITIONAL = "The tool call has positional arguments; name every argument."
+NOT_LITERAL = "The arguments of the tool call are not Python literals."
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What one assistant text says.
+
+    Attributes:
+        content: the text outside of calls: each piece stripped, non-empty pieces joined by
+            newlines.
+        reasoning: what stands in a leading `<think>` block, stripped; to the end where it is never
+            closed.
+        calls: in the order they were written. Joining their texts behind the content loses no
+            information but the place of the content.
+    """
+
+    content: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+Parser = Callable[[str], Parsed]
+Formatter = Callable[[str, Sequence[Call]], str]
+
+
+class Refused(ValueError):
+    """Why a call is none; `why` is one of the sentences above."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
+    """A dictionary of the pairs; refused where a key stands twice."""
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise Refused(DUPLICATE)
+    return mapping
+
+
+def finite(digits: str) -> float:
+    """A number; refused where it is NaN or infinite."""
+    value = float(digits)
+    if not math.isfinite(value):
+        raise Refused(NOT_FINITE)
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SPACE = re.compile(r"\s*")
+_EMPTY_FENCE = re.compile(r"\s*```\w*\s*```\s*")
+
+
+def skip_space(text: str, at: int) -> int:
+    """Index of the first character from `at` on that is no white space."""
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def decode_at(text: str, start: int) -> tuple[Json, int]:
+    """Read one JSON value at `start`: (value, end). Stricter than the standard library.
+
+    Raises:
+        Refused: no JSON, a duplicate key, NaN or an infinity, deeper than MAX_DEPTH, or a lone
+            surrogate.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except Refused:
+        raise
+    except RecursionError:
+        raise Refused(TOO_DEEP) from None
+    except ValueError:
+        raise Refused(NOT_JSON) from None
+    _check_depth(value)
+    if _SURROGATE.search(text, start, end):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Refused(NOT_JSON) from None
+    return value, end
+
+
+def _check_depth(value: Json) -> None:
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise Refused(TOO_DEEP)
+        level = [item for node in level for item in _children(node)]
+        depth += 1
+
+
+def _children(node: Json) -> Iterable[Json]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
+
+
+def decode(text: str) -> Json:
+    """Read a text that is one JSON value and nothing else.
+
+    Raises:
+        Refused: see `decode_at`.
+    """
+    value, end = decode_at(text, skip_space(text, 0))
+    if skip_space(text, end) != len(text):
+        raise Refused(NOT_JSON)
+    return value
+
+
+def dumps(value: Json) -> str:
+    """JSON as chat templates write it.
+
+    Raises:
+        ValueError: NaN or an infinity.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def join_pieces(pieces: Iterable[str]) -> str:
+    """The content: each piece stripped, what is not empty joined by newlines."""
+    return "\n".join(piece for piece in map(str.strip, pieces) if piece)
+
+
+def without_empty_fences(content: str) -> str:
+    """The content less the code fences that held nothing but calls."""
+    return _EMPTY_FENCE.sub("\n", content).strip()
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Cut a leading `<think>` block: (reasoning, the rest). A block that is never closed is all
+    reasoning.
+    """
+    start = text.lstrip()
+    if not start.startswith("<think>"):
+        return "", text
+    reasoning, _, rest = start.removeprefix("<think>").partition("</think>")
+    return reasoning.strip(), rest
+
+
+def format_reasoning(reasoning: str) -> str:
+    """Inverse of `split_reasoning`; empty for no reasoning."""
+    return f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""

@@ -1,0 +1,104 @@
+"""The command line. Every command takes --json and then prints one JSON object as its last line.
+
+Bad input ends with one sentence on stderr and exit code 2; broken infrastructure with exit code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from agentrl import __version__
+from agentrl.cli import audit, convert, doctor, environments, evaluate, images, train, view
+from agentrl.errors import AgentRLError, UserError
+
+app = typer.Typer(
+    name="agentrl",
+    help="Define tool-use environments, train agents on them, and measure them.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command()(doctor.doctor)
+app.command("list")(environments.list_environments)
+app.command()(environments.new)
+app.command()(environments.check)
+app.command()(audit.audit)
+app.command("eval")(evaluate.evaluate)
+app.command()(convert.convert)
+app.command()(train.train)
+app.command()(audit.regrade)
+app.command()(view.view)
+app.add_typer(images.app, name="images")
+app.command()(train.demo)
+
+_INTERRUPTED = 130
+# The command-line library's own error has no public name; its public descendant leads to it.
+_CommandLineError: Any = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
+
+def main() -> None:
+    """Entry point of the `agentrl` program."""
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
+    except _CommandLineError as error:
+        if not (sentence := _worded(error)):  # a group without a command: its help has been shown
+            raise SystemExit(0) from error
+        _fail(sentence, 2)
+    except (typer.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
+    except UserError as error:
+        _fail(str(error), 2)
+    except AgentRLError as error:
+        _fail(f"{type(error).__name__}: {error}", 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}", 2)
+    if code == _INTERRUPTED:
+        _fail("interrupted", _INTERRUPTED)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    print(f"agentrl: {' '.join(sentence.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _worded(error: Any) -> str:
+    """A command-line error with option, value and fix; what the value's validator says is not for
+    people.
+    """
+    problems: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not isinstance(error, typer.BadParameter) or not problems or error.param is None:
+        return str(error.format_message())
+    option, problem = error.param.opts[0], problems[0]
+    fixes = {
+        "int_parsing": f"must be a whole number, as in {option} 8",
+        "float_parsing": f"must be a number, as in {option} 0.7",
+        "greater_than_equal": f"must be at least {problem.get('ctx', {}).get('ge')}",
+    }
+    fix = fixes.get(problem["type"])
+    return f"{option} {problem['input']!r} {fix}" if fix else str(error.format_message())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"agentrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Options of the program itself."""

@@ -1,0 +1,127 @@
+"""`agentrl audit` and `agentrl regrade`: whether a score can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.cli.options import Json, Sandbox, Set, Trust, print_json, read_settings, trusted
+
+_MOST_SHOWN = 4
+_MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-"}
+
+
+def audit(  # noqa: PLR0913 - one parameter per option
+    env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
+    set_: Set = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks that are played.")] = 8,
+    split: Annotated[str, typer.Option(help="Split of the environment.")] = "test",
+    sandbox: Sandbox = "auto",
+    trust: Trust = False,
+    policy: Annotated[
+        str, typer.Option(help="Whose pass rate says how much there is to learn, as in hf:PATH.")
+    ] = "",
+    fix_hints: Annotated[
+        bool, typer.Option("--fix-hints", help="Say how to mend each broken promise.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether an environment can be trusted, promise by promise, with evidence; exits 1 when
+    one is broken.
+    """
+    from agentrl.evaluation.audit import PROMISES, AuditPlan
+    from agentrl.evaluation.audit import audit as run
+    from agentrl.registry import factory
+    from agentrl.report.display import step_bar
+
+    make = factory(env, **read_settings(set_))
+    plan = AuditPlan(
+        make, tasks=tasks, split=split, sandbox=trusted(sandbox, trust), policy=policy, out=out
+    )
+    with step_bar(env, len(PROMISES)) as step:
+        result = run(plan, step)
+    if as_json:
+        print_json(result)
+    else:
+        _print_table(result, fix_hints)
+    raise typer.Exit(0 if result["ok"] else 1)
+
+
+def regrade(
+    run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run.")],
+    env: Annotated[str, typer.Option(help="Environment, where the run does not name it.")] = "",
+    set_: Set = None,
+    sandbox: Sandbox = "auto",
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Score the recorded artifacts of a run anew, beside the old scores, which stay as they are."""
+    from agentrl.evaluation.regrade import RegradePlan
+    from agentrl.evaluation.regrade import regrade as again
+    from agentrl.report.display import count_bar
+
+    plan = RegradePlan(run, env, read_settings(set_), trusted(sandbox, trust))
+    with count_bar(f"regrade {run}") as progress:
+        result = again(plan, progress)
+    nothing = typer.Exit(0 if result["n_regraded"] else 1)
+    if as_json:
+        print_json(result)
+        raise nothing
+    print(f"{result['n_changed']} of {result['n_regraded']} scores changed; wrote {result['out']}")
+    for why, count in result["skipped"].items():
+        print(f"left out {count}: {why}")
+    for row in result["changed"]:
+        print(
+            f"{'/'.join(map(str, row['key']))}: {row['old']['value']} -> {row['new']['value']}"
+            f" ({row['new']['why']})"
+        )
+    raise nothing
+
+
+def _print_table(result: Mapping[str, Any], fix_hints: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "promise", "evidence"):
+        table.add_column(name, overflow="fold")
+    for row in result["rows"]:
+        style = {"broken": "bold red", "holds": "green"}.get(row["verdict"], "dim")
+        found = "; ".join(
+            filter(
+                None, (f"{row['task']}: {row['why']}" if row["task"] else row["why"], *_facts(row))
+            )
+        )
+        table.add_row(Text(_MARKS[row["verdict"]], style), Text(row["words"]), Text(found))
+        if fix_hints and row["verdict"] == "broken":
+            table.add_row("", "", Text(f"fix: {row['hint']}", "italic"))
+    console = Console(highlight=False)
+    console.print(table)
+    count = sum(row["verdict"] == "broken" for row in result["rows"])
+    verdict = f"{count} promise{'s' * (count > 1)} broken" if count else "every promise holds"
+    console.print(
+        f"{result['env']}: {verdict} ({result['tasks']} tasks, {result['seconds']:g} s)",
+        soft_wrap=True,
+    )
+
+
+def _facts(row: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {_short(value)}" for name, value in row["evidence"].items()]
+
+
+def _listed(words: list[str]) -> str:
+    more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return ", ".join(words[:_MOST_SHOWN]) + more or "none"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _listed([f"{name} {_short(item)}" for name, item in value.items()])
+    if isinstance(value, list):
+        return _listed([_short(item) for item in value])
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

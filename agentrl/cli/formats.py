@@ -1,0 +1,238 @@
+"""Public task formats turned into task files. Converting runs no code of a task; admission does
+that in a sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import json
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from symtable import SymbolTable, symtable
+from typing import Any
+
+from agentrl.errors import ConfigError, TaskError
+from agentrl.records.taskfile import read_rows, read_text, write_tasks
+from agentrl.types import Task
+from agentrl.verifiers.code.hidden import parse_python
+
+FILE = "solution.py"
+Row = Mapping[str, Any]
+
+
+def convert(format: str, source: str | Path, target: str | Path) -> int:
+    """Turn a file of a public format (plain or gzip, JSON lines or one JSON list) into a task file;
+    returns how many.
+
+    Formats: `mbpp` (the sanitized or the full file), `mbppplus` (MBPP+ in its original-format
+        release), `humaneval`.
+
+    Raises:
+        ConfigError: the format is unknown.
+        TaskError: the file cannot be read, or a row is not of that format; the message names file,
+            row and field.
+    """
+    if format not in FORMATS:
+        near = difflib.get_close_matches(format.lower(), FORMATS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"format {format!r} is unknown; {hint}Known formats are {', '.join(sorted(FORMATS))}"
+        )
+    source = Path(source)
+    tasks: list[Task] = []
+    for number, row in _rows(source):
+        try:
+            tasks.append(FORMATS[format](row))
+        except KeyError as error:
+            raise TaskError(
+                f"{source}, row {number}: field {error.args[0]} is missing; is this a {format}"
+                " file?"
+            ) from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TaskError(f"{source}, row {number}: is no {format} row: {error}") from None
+    if not tasks:
+        raise TaskError(f"{source}: the file holds no row")
+    return write_tasks(target, tasks)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    text = read_text(path)
+    if not text.lstrip().startswith("["):
+        yield from read_rows(path)
+        return
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise TaskError(f"{path}: is not JSON ({error})") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise TaskError(f"{path}, row {number}: is no JSON object")
+        yield number, row
+
+
+def mbpp(row: Row) -> Task:
+    """A task of MBPP (Austin et al. 2021). The first assertion is the visible example; the others
+    are hidden.
+
+    Where doing nothing would satisfy those others (there are none, or all say `assert not`), all
+    are hidden.
+    """
+    asserts, code = list(row["test_list"]), row["code"]
+    name = _entry_point(code, asserts[0])
+    rest_demands = any(not line.strip().startswith("assert not ") for line in asserts[1:])
+    shown, hidden = (asserts[:1], asserts[1:]) if rest_demands else ([], asserts)
+    setup = "\n".join([*row.get("test_imports", []), row.get("test_setup_code", "")])
+    body = f"{name} = candidate\n" + "\n".join(hidden)
+    check = f"{setup}\ndef check(candidate):\n{textwrap.indent(body, '    ')}\n"
+    prompt = row["prompt"] if "prompt" in row else row["text"]
+    return _mbpp_task("mbpp", row, (prompt, name, shown), check)
+
+
+def mbppplus(row: Row) -> Task:
+    """A task of MBPP+ (Liu et al. 2023): the loop that ends the test text becomes `check`.
+
+    The first of the original assertions is the visible example; it is one of about a hundred hidden
+    inputs.
+    """
+    test, code = row["test"], row["code"]
+    loop = parse_python(test).body[-1]
+    if not isinstance(loop, ast.For):
+        raise ValueError("field test does not end in a loop")
+    name = _entry_point(code, row["test_list"][0])
+    lines = test.splitlines(keepends=True)
+    head, tail = "".join(lines[: loop.lineno - 1]), "".join(lines[loop.lineno - 1 :])
+    setup = "\n".join(row.get("test_imports", []))
+    body = f"{name} = candidate\n{tail}"
+    check = f"{setup}\n{head}\ndef check(candidate):\n{textwrap.indent(body, '    ')}\n"
+    return _mbpp_task("mbppplus", row, (row["prompt"], name, row["test_list"][:1]), check)
+
+
+def _mbpp_task(source: str, row: Row, words: tuple[str, str, list[str]], check: str) -> Task:
+    prompt, name, shown = words
+    number = str(row["task_id"]).rpartition("/")[2]
+    instruction = (
+        f"{prompt.strip()}\nWrite the function `{_signature(row['code'], name)}` in the file"
+        f" `{FILE}`."
+    )
+    if shown:
+        instruction += f"\nExample: `{shown[0].strip()}`"
+    return Task(
+        id=f"Mbpp/{number}",
+        instruction=instruction,
+        hidden={"entry_point": name, "check": _with_names(check, row["code"], name)},
+        oracle={"files": {FILE: row["code"]}},
+        metadata={"source": source},
+    )
+
+
+def humaneval(row: Row) -> Task:
+    """A task of HumanEval (Chen et al. 2021); the prompt is the instruction, and its helper
+    functions come with it.
+    """
+    code, name = row["prompt"] + row["canonical_solution"], row["entry_point"]
+    return Task(
+        id=str(row["task_id"]),
+        instruction=(
+            f"Complete the function `{name}` and write the module to the file"
+            f" `{FILE}`.\n\n{row['prompt']}"
+        ),
+        hidden={"entry_point": name, "check": _with_names(row["test"], code, name)},
+        oracle={"files": {FILE: code}},
+        metadata={"source": "humaneval"},
+    )
+
+
+FORMATS: dict[str, Callable[[Row], Task]] = {
+    "mbpp": mbpp,
+    "mbppplus": mbppplus,
+    "humaneval": humaneval,
+}
+
+
+def _entry_point(code: str, test: str) -> str:
+    """The function of the reference that a test calls."""
+    defined = {node.name for node in parse_python(code).body if isinstance(node, ast.FunctionDef)}
+    called = [
+        node.id
+        for node in ast.walk(parse_python(test))
+        if isinstance(node, ast.Name) and node.id in defined
+    ]
+    if not called:
+        raise ValueError("the first test calls no function of the field code")
+    return called[0]
+
+
+def _signature(code: str, name: str) -> str:
+    functions = [
+        node
+        for node in parse_python(code).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    return f"{name}({ast.unparse(functions[-1].args)})"
+
+
+def _with_names(check: str, code: str, entry_point: str) -> str:
+    """The check with what it takes for granted: helpers of the reference's module, and standard
+    modules.
+
+    The public tests were run in the namespace of the solution, and some lean on what is there: a
+        helper that the
+    prompt defines, or (MBPP 120) a module that only the solution imports.
+    """
+    wanted = _free_names(check) - {entry_point}
+    module = parse_python(code)
+    helpers = [
+        node
+        for node in module.body
+        if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)
+    ]
+    beside = "".join(ast.unparse(node) + "\n" for node in helpers)
+    head = beside if wanted & _bound_names(_symbols(beside)) else ""
+    missing = sorted((wanted | _free_names(head)) - _bound_names(_symbols(head)) - {entry_point})
+    imports = "".join(f"import {name}\n" for name in missing if name in sys.stdlib_module_names)
+    return imports + head + check
+
+
+def _free_names(text: str) -> set[str]:
+    """Names that a module reads but neither binds nor finds among the built-ins."""
+    module = _symbols(text)
+    return (
+        {name for table in _tables(module) for name in _read_names(table)}
+        - _bound_names(module)
+        - set(dir(builtins))
+    )
+
+
+def _symbols(text: str) -> SymbolTable:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return symtable(text, "text", "exec")
+        except SyntaxError as error:
+            raise ValueError(str(error)) from None
+
+
+def _tables(table: SymbolTable) -> Iterator[SymbolTable]:
+    yield table
+    for inner in table.get_children():
+        yield from _tables(inner)
+
+
+def _read_names(table: SymbolTable) -> Iterator[str]:
+    is_module = table.get_type() == "module"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (is_module or symbol.is_global()):
+            yield symbol.get_name()
+
+
+def _bound_names(module: SymbolTable) -> set[str]:
+    return {
+        symbol.get_name()
+        for symbol in module.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }

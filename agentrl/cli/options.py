@@ -1,0 +1,80 @@
+"""Options that several commands have, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.errors import ConfigError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="With --sandbox process: run an environment there that says it is untrusted.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable."),
+]
+
+
+def read_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """`key=value` pairs; values are read as JSON where they are JSON, else as text.
+
+    Raises:
+        ConfigError: a pair has no key or no equals sign.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--set {pair!r}: write it as key=value")
+        try:
+            settings[key] = json.loads(text)
+        except ValueError:
+            settings[key] = text
+    return settings
+
+
+def trusted(sandbox: str, trust: bool) -> str:
+    """The name of a sandbox, with the word of trust where it was said.
+
+    Raises:
+        ConfigError: it was said of a sandbox that needs none.
+    """
+    if trust and sandbox != "process":
+        raise ConfigError(
+            f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no"
+            " boundary"
+        )
+    if not trust:
+        return sandbox
+    from agentrl.sandboxes import TRUSTED
+
+    return TRUSTED
+
+
+def read_prices(text: str) -> tuple[float, float] | None:
+    """Dollars per million tokens in and out, as `0.15,0.60`; None for no text.
+
+    Raises:
+        ConfigError: it is no pair of numbers.
+    """
+    try:
+        prompt, completion = map(float, text.split(",")) if text else (0.0, 0.0)
+    except ValueError:
+        raise ConfigError(
+            f"--price {text!r}: give two numbers separated by a comma, as in 0.15,0.60"
+        ) from None
+    return (prompt, completion) if text else None
+
+
+def print_json(result: Any) -> None:
+    """One JSON object on a line of its own."""
+    print(json.dumps(result, ensure_ascii=False, default=str))

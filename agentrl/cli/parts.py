@@ -1,0 +1,46 @@
+"""What is present on this machine, and the command that gets each missing part."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+_PACKAGES = {
+    "torch": "pip install 'agentrl[train]'",
+    "transformers": "pip install 'agentrl[train]'",
+    "trl": "pip install 'agentrl[train]'",
+    "docker-sdk": "pip install 'agentrl[docker]'",
+    "math-verify": "pip install 'agentrl[math]'",
+    "openai": "pip install 'agentrl[judge]'",
+}
+_LATER = ("vllm", "ray")
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """Part -> {"ok": bool, "detail": what was found, or how to get it}. Nothing heavy is imported."""
+    from agentrl.sandboxes import available
+
+    parts: dict[str, dict[str, Any]] = {
+        "python": {"ok": sys.version_info >= (3, 11), "detail": sys.version.split()[0]},
+        "cores": {"ok": True, "detail": str(len(os.sched_getaffinity(0)))},
+    }
+    for name, state in available().items():
+        parts[name] = {"ok": state.startswith("ok"), "detail": state}
+    for name, fix in _PACKAGES.items():
+        module = {"docker-sdk": "docker", "math-verify": "math_verify"}.get(name, name)
+        found = importlib.util.find_spec(module) is not None
+        parts[name] = {"ok": found, "detail": "installed" if found else f"get it with: {fix}"}
+    for name in _LATER:
+        parts[name] = {"ok": False, "detail": "not part of this version: nothing here uses it yet"}
+    gpu = os.path.exists("/dev/nvidiactl")
+    parts["gpu"] = {
+        "ok": gpu,
+        "detail": (
+            "NVIDIA driver found; models run on it where PyTorch sees CUDA"
+            if gpu
+            else "none: training and sampling run on the CPU"
+        ),
+    }
+    return parts

@@ -1,0 +1,81 @@
+"""`agentrl train` and `agentrl demo`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.options import Json, Sandbox, Set, print_json
+from agentrl.errors import ConfigError
+
+_TRAINING_ENV = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # TRL would tell its maker of every trainer that is made
+    "MKL_DYNAMIC": "FALSE",  # a number of threads that follows the load changes the last bits
+    "OMP_DYNAMIC": "FALSE",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@contextmanager
+def _training_parts() -> Iterator[None]:
+    """What an import lacks in here is part of the extra [train]."""
+    for name, value in _TRAINING_ENV.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"training cannot be loaded ({error}): pip install 'agentrl[train]'"
+        ) from error
+
+
+def train(  # noqa: PLR0913 - the options of a command
+    config: Annotated[Path, typer.Argument(help="TOML file with the settings.")],
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/train"),
+    set_: Set = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the run folder's last checkpoint.")
+    ] = False,
+    log_to: Annotated[str, typer.Option(help="Also log to these: tensorboard,wandb,trackio.")] = "",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say which models and bytes the run will hold.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a policy online, on the groups it plays."""
+    with _training_parts():
+        from agentrl.trainers.online.session import plan_training, run_training
+
+    if plan:
+        found = plan_training(config, set_ or [], show=not as_json)
+        if as_json:
+            print_json(found)
+        return
+    trackers = [name for name in log_to.split(",") if name]
+    result = run_training(config, out, overrides=set_ or [], resume=resume, log_to=trackers)
+    if as_json:
+        print_json(result)
+    else:
+        print(
+            f"trained {result['steps']} rounds; run folder {result['run']}; model {result['model']}"
+        )
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    sandbox: Sandbox = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/demo-SEED.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a tiny agent to repair programs, from nothing to a report, in minutes on this machine."""
+    with _training_parts():
+        from agentrl.trainers.demo import run_demo
+
+    result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
+    if as_json:
+        print_json(result)

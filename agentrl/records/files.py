@@ -1,0 +1,346 @@
+"""Records on disk: one JSON line per episode or training step, appended whole, read back without
+loss.
+
+A line is one `write` system call, so a crash can tear only the last line of a file. A writer that
+opens such a file moves the torn bytes to `<file>.torn`; a reader leaves them out; both say so with
+a RecordWarning. A line broken anywhere else is a UserError: it was not a crash. Readers keep the
+last record of each key, so what
+    is recorded again
+after a resume counts once. One writer per file.
+
+Every line is strict JSON with its format version under `v`. NaN and infinities stand as null, and
+`nonfinite` lists their paths and names, so they come back as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from agentrl.errors import ContractError, UserError
+from agentrl.records.rows import Row, episode_of, episode_row
+from agentrl.trajectory import Episode, EpisodeKey
+
+FORMAT_VERSION = 1
+
+_DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_ESCAPE = (  # a lone surrogate has no UTF-8; Python's escape of it is JSON's escape of it
+    "backslashreplace"
+)
+
+T = TypeVar("T")
+
+
+class RecordWarning(UserWarning):
+    """A record file ended in a torn line; the message names file and line."""
+
+
+class _LineWriter:
+    """Appends JSON lines to a file; opening it first sets a torn last line aside.
+
+    Args:
+        path: the file; it and its folders are made if missing.
+        fsync: wait for the disk after every line (survives a power cut, costs milliseconds).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _set_torn_line_aside(self.path)
+        self._fsync = fsync
+        self._file = os.open(
+            self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+
+    def _append(self, row: Row, what: str) -> None:
+        if self._file < 0:
+            raise ValueError(f"{self.path} is closed")
+        line = _to_line({"v": FORMAT_VERSION, **row}, what)
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError:
+            # A full disk must not leave half a line for the next record to continue.
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise
+        if self._fsync:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class EpisodeWriter(_LineWriter):
+    """Appends episodes to `episodes.jsonl`, one line each."""
+
+    def write(self, episode: Episode) -> None:
+        """Append one episode; once this returns, a crash of the process no longer loses it.
+
+        Raises:
+            ContractError: task metadata or tool arguments hold what JSON cannot say.
+            OSError: the disk is full or gone; the file is left at its last whole line.
+        """
+        self._append(episode_row(episode), f"episode {tuple(episode.key)}")
+
+
+class MetricsWriter(_LineWriter):
+    """Appends metrics to `metrics.jsonl`, one line per step."""
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Append the metrics of one step; `step` (an integer) is among them.
+
+        Raises:
+            ContractError: `step` is missing, a key is reserved, or a value is not JSON (a tensor,
+                say).
+            OSError: the disk is full or gone; the file is left at its last whole line.
+        """
+        step = metrics.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise ContractError(
+                f"metrics need an integer 'step', not {step!r}; pass {{'step': n, ...}}"
+            )
+        if reserved := {"v", "nonfinite"} & metrics.keys():
+            raise ContractError(
+                f"metric name {min(reserved)!r} is reserved by the record format; choose another"
+            )
+        self._append(dict(metrics), f"metrics of step {step}")
+
+
+def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
+    """Yield every recorded episode in file order, repeated keys included: for files larger than
+    memory.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    return _parse_rows(Path(path), episode_of)
+
+
+def read_episodes(path: str | os.PathLike[str]) -> dict[EpisodeKey, Episode]:
+    """Return the last record of every episode key.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    return {episode.key: episode for episode in iter_episodes(path)}
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the last record of every step, in order of steps; NaN and infinities are floats again.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    rows = {row["step"]: row for row in _parse_rows(Path(path), _metrics)}
+    return [rows[step] for step in sorted(rows)]
+
+
+def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> int:
+    """Move the rows that a resumed run will write again to `<file>.redone`, and return how many
+    there were.
+
+    The file is replaced as a whole, after the moved rows are safe. A torn last line is left to the
+    next writer.
+
+    Raises:
+        UserError: a line that is not the last is broken.
+    """
+    target, side = Path(path), Path(f"{path}.redone")
+    if not target.exists():
+        return 0
+    moved, draft = 0, target.with_name(f".{target.name}.kept")
+    try:
+        with target.open("rb") as source, draft.open("wb") as kept, side.open("ab") as aside:
+            for number, line in enumerate(source, 1):
+                torn = not line.strip() or (not line.endswith(b"\n") and not _is_json(line))
+                moves = not torn and _parse(line, f"{target}:{number}", unwanted)
+                (aside if moves else kept).write(line)
+                moved += moves
+            for file in (aside, kept):
+                file.flush()
+                os.fsync(file.fileno())
+        if moved:
+            os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+        if not side.stat().st_size:
+            side.unlink()
+    return moved
+
+
+def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part, even after a
+    power cut.
+
+    Raises:
+        ContractError: `obj` is not strict JSON.
+    """
+    try:
+        text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ContractError(
+            f"{path} cannot be written as JSON ({error}); use finite numbers and text"
+        ) from error
+    write_bytes_atomic(path, text.encode(errors=_ESCAPE))
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file as a whole: written beside it, synced, renamed over it; its folders are made
+    if missing.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# Lines
+
+
+def _to_line(row: Row, what: str) -> bytes:
+    try:
+        try:
+            text = _DUMP(row)
+        except ValueError:
+            found: list[tuple[list[str | int], str]] = []
+            text = _DUMP({**_without_nonfinite(row, [], found), "nonfinite": found})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ContractError(
+            f"{what} cannot be written as JSON ({error}); use numbers, text, lists, dicts"
+        ) from error
+    return text.encode(errors=_ESCAPE) + b"\n"
+
+
+def _without_nonfinite(
+    value: Any, path: list[str | int], found: list[tuple[list[str | int], str]]
+) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        found.append((path, str(float(value))))
+        return None
+    if isinstance(value, dict):
+        return {
+            key: _without_nonfinite(item, [*path, str(key)], found) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_nonfinite(item, [*path, index], found) for index, item in enumerate(value)]
+    return value
+
+
+def _restore_nonfinite(row: Row) -> None:
+    for path, name in row.pop("nonfinite", ()):
+        place: Any = row
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = float(name)
+
+
+def _parse_rows(path: Path, parse: Callable[[Row], T]) -> Iterator[T]:
+    """Yield records; blank lines are passed over."""
+    if not path.is_file():
+        raise UserError(f"no records at {path}; give the run folder's file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            if not line.endswith(b"\n") and not _is_json(line):
+                warnings.warn(
+                    f"{path}:{number}: the last line is torn ({len(line)} bytes) and was left out",
+                    RecordWarning,
+                    stacklevel=3,
+                )
+                return
+            yield _parse(line, f"{path}:{number}", parse)
+
+
+def _parse(line: bytes, where: str, parse: Callable[[Row], T]) -> T:
+    try:
+        row = json.loads(line)
+        version = row.pop("v")
+        if version == FORMAT_VERSION:
+            _restore_nonfinite(row)
+            return parse(row)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(
+            f"{where} is not a record ({reason}); delete that line or restore the file"
+        ) from error
+    raise UserError(
+        f"{where} has format version {version!r} but this agentrl reads {FORMAT_VERSION}; upgrade"
+        " agentrl"
+    )
+
+
+def _is_json(line: bytes) -> bool:
+    """Whether the bytes are a whole JSON value: no proper prefix of an object is one."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _set_torn_line_aside(path: Path) -> None:
+    """End a whole last line that lacks its newline; move a torn one to `<file>.torn`."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        lines, keep, tail = 0, 0, b""
+        for tail in file:
+            lines, keep = lines + 1, keep + (len(tail) if tail.endswith(b"\n") else 0)
+        if not tail or tail.endswith(b"\n"):
+            return
+        if _is_json(tail):
+            file.write(b"\n")
+            return
+        side = path.with_name(path.name + ".torn")
+        with side.open("ab") as torn:
+            torn.write(tail + b"\n")
+        file.truncate(keep)
+    warnings.warn(
+        f"{path}:{lines}: the last line was torn by a crash; its {len(tail)} bytes were moved to"
+        f" {side.name}",
+        RecordWarning,
+        stacklevel=4,
+    )
+
+
+def _metrics(row: Row) -> Row:
+    if not isinstance(row["step"], int):
+        raise ValueError(f"step={row['step']!r} is no integer")
+    return row

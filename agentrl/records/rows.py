@@ -1,0 +1,132 @@
+"""Episodes as plain rows of JSON values, and back: the shape of a line of `episodes.jsonl`."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from agentrl.trajectory import Counts, Episode, EpisodeKey, Segment, SegmentKind, Trajectory
+from agentrl.types import BadCall, EndReason, Message, Score, TaskView, ToolCall
+
+Row = dict[str, Any]
+
+
+def episode_row(episode: Episode) -> Row:
+    """The row of an episode; a segment that branches share stands once."""
+    segments: dict[Segment, int] = {}
+    trajectories = [
+        {
+            "segments": [segments.setdefault(part, len(segments)) for part in branch.segments],
+            "shared": branch.shared,
+        }
+        for branch in episode.trajectories
+    ]
+    task, score, counts = episode.task, episode.score, episode.counts
+    return {
+        "key": list(episode.key),
+        "env": episode.env,
+        "task": {name: getattr(task, name) for name in TaskView.model_fields},
+        "start": episode.start,
+        "end": episode.end.value,
+        "score": _score_row(score),
+        "counts": {**vars(counts), "by_tool": dict(counts.by_tool)},
+        "messages": [_message_row(message) for message in episode.messages],
+        "segments": [_segment_row(segment) for segment in segments],
+        "trajectories": trajectories,
+        "artifacts": {path: _content_row(content) for path, content in episode.artifacts.items()},
+        "side_effects": dict(episode.side_effects),
+        "failure": episode.failure,
+    }
+
+
+def _score_row(score: Score) -> Row:
+    row: Row = {"value": score.value, "parts": dict(score.parts), "why": score.why}
+    if score.turns:
+        row["turns"] = {name: list(rewards) for name, rewards in score.turns.items()}
+    if score.unshaped is not None:
+        row["unshaped"] = score.unshaped
+    return row
+
+
+def _message_row(message: Message) -> Row:
+    row: Row = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"name": call.name, "arguments": dict(call.arguments), "id": call.id}
+            if isinstance(call, ToolCall)
+            else {"bad": call.text, "why": call.why}
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id", "reasoning"):
+        if text := getattr(message, name):
+            row[name] = text
+    return row
+
+
+def _segment_row(segment: Segment) -> Row:
+    row: Row = {"kind": segment.kind.value, "ids": segment.ids}
+    if segment.kind is SegmentKind.SAMPLED:
+        row.update(logprobs=segment.logprobs, version=segment.version, finish=segment.finish)
+    return row
+
+
+def _content_row(content: bytes) -> Row:
+    try:
+        return {"text": content.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def episode_of(row: Row) -> Episode:
+    """The episode of a row.
+
+    Raises:
+        KeyError, TypeError, ValueError, IndexError: the row is not one of ours.
+    """
+    segments = [_segment(item) for item in row["segments"]]
+    return Episode(
+        key=EpisodeKey(*row["key"]),
+        env=row["env"],
+        task=TaskView(**row["task"]),
+        start=row["start"],
+        messages=tuple(_message(item) for item in row["messages"]),
+        end=EndReason(row["end"]),
+        score=_score(row["score"]),
+        trajectories=tuple(
+            Trajectory(tuple(segments[index] for index in item["segments"]), item["shared"])
+            for item in row["trajectories"]
+        ),
+        counts=Counts(**row["counts"]),
+        artifacts={path: _content(item) for path, item in row["artifacts"].items()},
+        side_effects=row["side_effects"],
+        failure=row["failure"],
+    )
+
+
+def _score(row: Row) -> Score:
+    turns = {name: tuple(rewards) for name, rewards in row.pop("turns", {}).items()}
+    return Score(**row, turns=turns)
+
+
+def _message(row: Row) -> Message:
+    calls = tuple(
+        BadCall(call["bad"], call["why"]) if "bad" in call else ToolCall(**call)
+        for call in row.pop("tool_calls", ())
+    )
+    return Message(**row, tool_calls=calls)
+
+
+def _segment(row: Row) -> Segment:
+    return Segment(
+        SegmentKind(row["kind"]),
+        tuple(row["ids"]),
+        tuple(row.get("logprobs", ())),
+        row.get("version", -1),
+        row.get("finish"),
+    )
+
+
+def _content(row: Row) -> bytes:
+    return (
+        base64.b64decode(row["base64"], validate=True) if "base64" in row else row["text"].encode()
+    )

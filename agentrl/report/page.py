@@ -1,0 +1,400 @@
+"""`report.html`: a run on one self-contained page, from the files of its folder.
+
+The page loads nothing from anywhere. Episodes hold text that nobody vouches for, so every text
+reaches the page either through Jinja's escaping or as JSON that a script turns into text nodes, and
+a content security policy lets only the page's own script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from agentrl.errors import UserError
+from agentrl.records.files import iter_episodes, read_metrics, write_bytes_atomic
+from agentrl.report import panels, viewer
+from agentrl.report.charts import format_number, interval_svg, svg
+from agentrl.report.signs import find_signs
+from agentrl.report.tripwires import TO_READ, put_aside
+from agentrl.trajectory import Episode, EpisodeKey
+from agentrl.types import Ending
+
+DATA_BYTES = 2_200_000
+"""Bytes of episodes on a page; charts and tables stay well below what is left of 3 MB."""
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_Row = dict[str, Any]
+
+
+def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -> Path:
+    """Build `report.html` in a run folder and return its path; episodes worth reading are put aside
+    in `to_read/`.
+
+    Read are, as far as they are there: `config.toml`, `metrics.jsonl`, `episodes.jsonl`,
+        `eval.json` (a summary, or
+    two of them under "before" and "after"). Token texts come from `tokenizer`, else from the newest
+    checkpoint's or the model folder's `tokenizer.json`, else the page shows ids.
+
+    Raises:
+        UserError: the folder holds neither metrics nor episodes nor an evaluation, or one of them
+            cannot be read.
+    """
+    folder = Path(run_dir)
+    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+    evaluation = _evaluation(folder / "eval.json")
+    settings = _settings(folder / "config.toml", evaluation)
+    lights = _lights(folder / "episodes.jsonl")
+    if not (metrics or lights or evaluation):
+        raise UserError(
+            f"{folder} holds no metrics.jsonl, episodes.jsonl or eval.json; give the folder of"
+            " a run"
+        )
+    model = _lookup(settings, "model", "model.path", "policy").removeprefix("hf:")
+    decoder = tokenizer or viewer.find_decoder(folder, model)
+    shown = _episodes(folder / "episodes.jsonl", viewer.choose(lights))
+    charts = panels.build(metrics)
+    data = {
+        "charts": [
+            [{"points": panels.rounded(line.points)} for line in chart.series] for chart in charts
+        ],
+        "episodes": shown,
+        "vocab": viewer.token_texts(shown, decoder),
+    }
+    page = _render(
+        heading=_heading(folder, settings, metrics, lights),
+        headline=_headline(metrics, evaluation),
+        tiles=_tiles(metrics, lights),
+        signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder)],
+        has_metrics=bool(metrics),
+        charts=[
+            {"index": place, "chart": chart, "svg": Markup(svg(chart))}
+            for place, chart in enumerate(charts)
+        ],
+        settings=settings,
+        endings=_endings(lights),
+        tools=_tools(lights),
+        shown=len(shown),
+        total=len(lights),
+        counted=_counted(lights),
+        has_texts=decoder is not None,
+        data=Markup(_script_json(data)),
+    )
+    target = folder / "report.html"
+    write_bytes_atomic(target, page.encode(errors="backslashreplace"))
+    return target
+
+
+def _render(**context: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = format_number
+    script = (_TEMPLATES / "report.js").read_text()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("report.html.j2").render(
+        css=Markup((_TEMPLATES / "report.css").read_text()),
+        js=Markup(script),
+        js_hash=digest,
+        **context,
+    )
+
+
+def _script_json(data: Any) -> str:
+    """JSON that can stand in a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _settings(path: Path, evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted name → value, of `config.toml`; without one, what an evaluation says of itself."""
+    if not path.is_file():
+        return {
+            name: str(evaluation[name])
+            for name in ("env", "policy", "split", "seed")
+            if name in evaluation
+        }
+    try:
+        tree = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} is not TOML ({error}); restore the resolved configuration of the run"
+        ) from error
+    return dict(_flatten(tree, ""))
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
+    flat: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{name}.")
+        else:
+            flat.append(
+                (
+                    prefix + name,
+                    str(
+                        viewer.clip(
+                            value if isinstance(value, str) else json.dumps(value, default=str), 400
+                        )
+                    ),
+                )
+            )
+    return flat
+
+
+def _lookup(settings: Mapping[str, str], *names: str) -> str:
+    return next((settings[name] for name in names if settings.get(name)), "")
+
+
+def _evaluation(path: Path) -> _Row:
+    if not path.is_file():
+        return {}
+    try:
+        row = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not JSON ({error}); evaluate again or remove the file"
+        ) from error
+    return row if isinstance(row, dict) else {}
+
+
+def _lights(path: Path) -> list[viewer.Light]:
+    if not path.is_file():
+        return []
+    return list({episode.key: viewer.Light.of(episode) for episode in iter_episodes(path)}.values())
+
+
+def _flagged(folder: Path) -> list[str]:
+    """Put aside what a person should read; one sentence if tripwires flag some of it."""
+    flags = put_aside(folder)["flags"] if (folder / "episodes.jsonl").is_file() else {}
+    kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in flags.items())
+    return (
+        [f"Tripwires flag episodes ({kinds}): read those in {TO_READ}/ before believing the score."]
+        if flags
+        else []
+    )
+
+
+def _episodes(path: Path, chosen: Mapping[EpisodeKey, Sequence[str]]) -> list[_Row]:
+    """The chosen episodes as far as they fit, in the order of their keys."""
+    if not chosen:
+        return []
+    last: dict[EpisodeKey, Episode] = {}
+    for episode in iter_episodes(path):
+        if episode.key in chosen:
+            last[episode.key] = episode
+    rows: list[tuple[EpisodeKey, _Row]] = []
+    room = DATA_BYTES
+    for key, tags in chosen.items():
+        row = viewer.episode_row(last[key], tags)
+        # A token costs about as much again for its entry in the vocabulary.
+        size = len(_script_json(row).encode(errors="backslashreplace"))
+        size += 24 * sum(len(segment["ids"]) for segment in row["segments"]) // 4
+        if size <= room:
+            room -= size
+            rows.append((key, row))
+    return [
+        row
+        for _, row in sorted(
+            rows, key=lambda item: (item[0].run, item[0].step, *map(str, item[0][2:]))
+        )
+    ]
+
+
+def _heading(
+    folder: Path,
+    settings: Mapping[str, str],
+    metrics: Sequence[_Row],
+    lights: Sequence[viewer.Light],
+) -> _Row:
+    parts = ("time/rollout_s", "time/update_s", "time/eval_s")
+    seconds = sum(row[key] for row in metrics for key in parts if _is_number(row.get(key)))
+    facts = {
+        "model": _lookup(settings, "model", "model.path"),
+        "policy": _lookup(settings, "policy"),
+        "recipe": _lookup(settings, "recipe", "algorithm", "recipe.name", "train.recipe"),
+        "seed": _lookup(settings, "seed", "run.seed", "train.seed"),
+        "steps": _steps(metrics),
+        "episodes": _counted(lights) if lights else "",
+        "wall time": duration(seconds) if seconds else "",
+    }
+    return {
+        "env": (
+            _lookup(settings, "env", "environment", "env.id", "environment.id")
+            or folder.resolve().name
+        ),
+        "run": folder.resolve().name,
+        "facts": {name: value for name, value in facts.items() if value},
+    }
+
+
+def _steps(metrics: Sequence[_Row]) -> str:
+    """Steps that trained; a row with nothing but an evaluation, as before the first of them, is
+    none.
+    """
+    trained = sum(
+        any(not name.startswith("eval/") for name in row.keys() - {"step"}) for row in metrics
+    )
+    others = len(metrics) - trained
+    return f"{trained} trained, {others} only evaluated" if others else str(trained or "")
+
+
+def _counted(lights: Sequence[viewer.Light]) -> str:
+    """How many episodes every table counts, and how many of them did not train."""
+    held_out = sum(light.held_out for light in lights)
+    return f"{len(lights):,}" + (f", {held_out:,} of them held-out" if held_out else "")
+
+
+def _headline(metrics: Sequence[_Row], evaluation: Mapping[str, Any]) -> _Row | None:
+    """Held-out pass@1 before and after, each (value, low, high); and all other pass@k of
+    `eval.json`.
+    """
+    points = [
+        (
+            row["eval/pass_at_1"],
+            row.get("eval/ci95_low"),
+            row.get("eval/ci95_high"),
+            f"step {row['step']}",
+        )
+        for row in metrics
+        if _is_number(row.get("eval/pass_at_1"))
+    ]
+    summaries = [
+        evaluation[name] for name in ("before", "after") if isinstance(evaluation.get(name), dict)
+    ]
+    if not points:
+        points = [
+            point for summary in summaries or [evaluation] if (point := _summary_point(summary))
+        ]
+    if not points:
+        return None
+    before, after = (_interval(points[0]) if len(points) > 1 else None), _interval(points[-1])
+    final = summaries[-1] if summaries else evaluation
+    return {
+        "before": before,
+        "after": after,
+        "before_at": points[0][3],
+        "after_at": points[-1][3],
+        "change": after[0] - before[0] if before else None,
+        "svg": Markup(interval_svg(before, after)),
+        "others": {
+            k: value
+            for k, value in (final.get("pass_at") or {}).items()
+            if k != "1" and _is_number(value)
+        },
+        "n_tasks": final.get("n_tasks"),
+    }
+
+
+def _summary_point(summary: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    value = (summary.get("pass_at") or {}).get("1")
+    low, high = (summary.get("ci95") or {}).get("1") or (None, None)
+    return (value, low, high, "evaluation") if _is_number(value) else None
+
+
+def _interval(point: Sequence[Any]) -> tuple[float, float, float]:
+    value, low, high = point[:3]
+    return value, (low if _is_number(low) else value), (high if _is_number(high) else value)
+
+
+def _tiles(metrics: Sequence[_Row], lights: Sequence[viewer.Light]) -> list[_Row]:
+    tiles: list[_Row] = []
+    for label, key in (
+        ("Reward", "reward/mean"),
+        ("No-signal groups", "groups/no_signal"),
+        ("Entropy", "policy/entropy"),
+        ("Parity gap", "parity/gap_mean"),
+        ("Tokens per second", "tokens_per_s"),
+        ("Tokens per second", "time/tokens_per_s"),
+    ):
+        values = [row[key] for row in metrics if _is_number(row.get(key))]
+        if values:
+            value = max(values) if key == "parity/gap_mean" else values[-1]
+            note = (
+                "nats, worst step"
+                if key == "parity/gap_mean"
+                else f"from {format_number(values[0])}"
+            )
+            tiles.append({"label": label, "value": format_number(value), "note": note})
+    if lights:
+        failed = sum(light.ending is Ending.FAILED for light in lights)
+        cut = sum(light.ending is Ending.TRUNCATED for light in lights)
+        share = f"{cut / len(lights):.1%}"
+        tiles.append(
+            {"label": "Truncated", "value": share, "note": f"of {len(lights):,} recorded episodes"}
+        )
+        tiles.append(
+            {"label": "Lost", "value": f"{failed:,}", "note": "by infrastructure, unscored"}
+        )
+    return tiles
+
+
+def _endings(lights: Sequence[viewer.Light]) -> list[_Row]:
+    counts = Counter((light.end, light.ending.value) for light in lights)
+    passed = Counter(light.end for light in lights if light.passed)
+    return [
+        {
+            "reason": end,
+            "kind": kind,
+            "count": count,
+            "share": count / len(lights),
+            "passed": None if kind == "failed" else passed[end] / count,
+            "tone": panels.END_TONES.get(end, "7"),
+        }
+        for (end, kind), count in counts.most_common()
+    ]
+
+
+def _tools(lights: Sequence[viewer.Light]) -> list[_Row]:
+    calls: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    for light in lights:
+        calls += light.calls
+        errors += light.errors
+    rows = []
+    for name, count in calls.most_common(30):
+        scored = [
+            light.passed for light in lights if name in light.calls and light.passed is not None
+        ]
+        rows.append(
+            {
+                "name": viewer.clip(name, 80),
+                "calls": count,
+                "errors": errors[name],
+                "success": 1 - errors[name] / count,
+                "episodes": len(scored),
+                "passed": sum(scored) / len(scored) if scored else None,
+            }
+        )
+    return rows
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes:02} min"
+        if hours
+        else f"{minutes} min {rest:02} s"
+        if minutes
+        else f"{rest} s"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    )

@@ -1,0 +1,155 @@
+"""Warning signs in a run's metrics: sentences for a reader, each with its number. They decide
+nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+WINDOW = 5
+"""Steps that are averaged at the start and at the end of a run."""
+
+NO_SIGNAL_SHARE = 0.7
+ENTROPY_SHARE = 0.2
+LENGTH_FACTOR = 2.0
+CLIP_SHARE = 0.3
+PARITY_NATS = 0.01
+REWARD_JUMP = 0.3
+REWARD_GAIN = 0.1
+HELD_OUT_GAIN = 0.02
+BAD_CALLS_SHARE = 0.2
+
+
+def find_signs(rows: Rows) -> list[str]:
+    """Sentences on what a reader should check first; an empty list where no rule fires.
+
+    Args:
+        rows: metrics, one mapping per step, in order of steps.
+    """
+    checks: tuple[Callable[[Rows], list[str]], ...] = (
+        _not_finite,
+        _reward_without_held_out,
+        _reward_jump,
+        _no_signal,
+        _entropy,
+        _length,
+        _levels,
+    )
+    return [sentence for check in checks for sentence in check(rows)]
+
+
+def series(rows: Rows, key: str) -> list[tuple[float, float]]:
+    """(step, value) wherever the metric was logged; values that are not finite are kept."""
+    return [(row["step"], float(row[key])) for row in rows if isinstance(row.get(key), int | float)]
+
+
+def _not_finite(rows: Rows) -> list[str]:
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                found.setdefault(key, []).append(row["step"])
+    return [
+        f"{key} was not finite at {len(steps)} step{'s' * (len(steps) > 1)}, first at step"
+        f" {steps[0]}."
+        for key, steps in sorted(found.items())
+    ]
+
+
+def _reward_without_held_out(rows: Rows) -> list[str]:
+    held_out = _values(rows, "eval/pass_at_1")
+    reward = _ends(rows, "reward/mean")
+    if len(held_out) < 2:
+        return [
+            "Held-out pass@1 was measured fewer than twice, so learning cannot be told from"
+            " overfitting."
+        ]
+    gain = held_out[-1] - held_out[0]
+    if reward and reward[1] - reward[0] > REWARD_GAIN and gain < HELD_OUT_GAIN:
+        return [
+            f"Training reward rose by {reward[1] - reward[0]:.2f} while held-out pass@1 changed by"
+            f" {gain:+.2f}: read the episodes with the highest reward."
+        ]
+    return []
+
+
+def _reward_jump(rows: Rows) -> list[str]:
+    points = [point for point in series(rows, "reward/mean") if math.isfinite(point[1])]
+    jumps = [(late[1] - early[1], late[0]) for early, late in itertools.pairwise(points)]
+    size, step = max(jumps, default=(0.0, 0))
+    if size <= REWARD_JUMP:
+        return []
+    return [
+        f"Reward stepped up by {size:.2f} at step {step:g}, in one step: look for a trick that was"
+        " found there."
+    ]
+
+
+def _no_signal(rows: Rows) -> list[str]:
+    ends = _ends(rows, "groups/no_signal")
+    if not ends or ends[1] <= NO_SIGNAL_SHARE:
+        return []
+    solved, failed = (_ends(rows, key) for key in ("groups/all_pass", "groups/all_fail"))
+    detail = (
+        f" ({solved[1]:.0%} all solved, {failed[1]:.0%} all failed)" if solved and failed else ""
+    )
+    return [f"{ends[1]:.0%} of the last groups give no signal{detail}: change the mix of tasks."]
+
+
+def _entropy(rows: Rows) -> list[str]:
+    ends = _ends(rows, "policy/entropy")
+    if not ends or ends[0] <= 0 or ends[1] > ENTROPY_SHARE * ends[0]:
+        return []
+    return [
+        f"Entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats per token: exploration is nearly"
+        " gone."
+    ]
+
+
+def _length(rows: Rows) -> list[str]:
+    ends = _ends(rows, "length/sampled_mean")
+    if not ends or ends[1] <= LENGTH_FACTOR * ends[0]:
+        return []
+    return [
+        f"Responses grew from {ends[0]:.0f} to {ends[1]:.0f} tokens: check whether the length earns"
+        " reward."
+    ]
+
+
+def _levels(rows: Rows) -> list[str]:
+    found = []
+    clipped = [
+        end[1] for key in ("policy/clip_low", "policy/clip_high") if (end := _ends(rows, key))
+    ]
+    if sum(clipped) > CLIP_SHARE:
+        found.append(
+            f"{sum(clipped):.0%} of tokens are clipped in the last steps: the updates are too"
+            " large."
+        )
+    gap = max(_values(rows, "parity/gap_mean"), default=0.0)
+    if gap > PARITY_NATS:
+        found.append(
+            f"Sampler and scorer differ by up to {gap:.3g} nats per token on average:"
+            " log-probabilities are off."
+        )
+    bad = _ends(rows, "format/bad_calls_rate")
+    if bad and bad[1] > BAD_CALLS_SHARE:
+        found.append(f"{bad[1]:.0%} of the last episodes hold a tool call that cannot be read.")
+    return found
+
+
+def _values(rows: Rows, key: str) -> list[float]:
+    return [value for _, value in series(rows, key) if math.isfinite(value)]
+
+
+def _ends(rows: Rows, key: str) -> tuple[float, float] | None:
+    """Means over the first and the last WINDOW steps; None for a run too short to have both."""
+    values = _values(rows, key)
+    if len(values) < 2 * WINDOW:
+        return None
+    return sum(values[:WINDOW]) / WINDOW, sum(values[-WINDOW:]) / WINDOW

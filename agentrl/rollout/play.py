@@ -1,0 +1,217 @@
+"""play(setting, task, key) -> Episode: one episode from reset to score."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from agentrl.aio import is_cancelled
+from agentrl.env import ToolEnv
+from agentrl.errors import (
+    EngineError,
+    InfraError,
+    SandboxLost,
+    ToolFault,
+    UserError,
+    VerifierError,
+    boundary,
+)
+from agentrl.policies.base import Player, Policy, usage_of
+from agentrl.sandboxes.base import Sandbox, SandboxPool
+from agentrl.trajectory import Episode, EpisodeKey
+from agentrl.types import Ending, EndReason, Message, Score, Task
+from agentrl.verifiers.base import Submission, grade
+
+Result = TypeVar("Result")
+
+_REASONS: dict[type[InfraError], EndReason] = {
+    SandboxLost: EndReason.SANDBOX_LOST,
+    EngineError: EndReason.ENGINE_ERROR,
+    ToolFault: EndReason.TOOL_FAULT,
+    VerifierError: EndReason.VERIFIER_ERROR,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What episodes of a run have in common.
+
+    Attributes:
+        make: builds a fresh environment instance.
+        pool: lends sandboxes; None if neither the environment nor its verifier needs one.
+        run: name of the run, part of every episode's key.
+        seed: of the run; every other seed is derived from it.
+        deterministic: the clock decides nothing: meeting a wall limit counts as a failure of the
+            machinery.
+    """
+
+    make: Callable[[], ToolEnv]
+    policy: Policy
+    pool: SandboxPool | None = None
+    run: str = "run"
+    seed: int = 0
+    deterministic: bool = False
+
+
+@dataclass
+class _Progress:
+    """What an episode has come to so far; it survives whatever interrupts the episode."""
+
+    env: ToolEnv
+    history: list[Message] = field(default_factory=list)
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    player: Player | None = None
+    opening: int = 0
+
+
+async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
+    """Play one episode from reset to score. Whatever breaks is recorded under its name; it is never
+    a number.
+
+    Raises:
+        UserError: the environment or the task is wrong for every episode alike.
+    """
+    env = setting.make()
+    progress = _Progress(env)
+    try:
+        end = await _act(setting, task, key, progress)
+        if end is EndReason.WALL_TIME and setting.deterministic:
+            end = EndReason.TIMEOUT
+            score = Score.failed(
+                f"the wall limit of {env.limits.wall_s:g} s was met in a deterministic run"
+            )
+        else:
+            score = await _judge(setting, task, key, progress, end)
+    except UserError:
+        raise
+    except InfraError as error:
+        end, score = (
+            _REASONS.get(type(error), EndReason.INTERNAL_ERROR),
+            Score.failed(str(error) or repr(error)),
+        )
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        end = EndReason.INTERNAL_ERROR
+        score = Score.failed("".join(traceback.format_exception(error)))
+    if score.value is None and end.ending is not Ending.FAILED:
+        end = EndReason.VERIFIER_ERROR
+    return _episode(progress, task, key, end, score)
+
+
+async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
+    """Everything up to the end of the conversation, and the artifacts' way out of the sandbox."""
+    env = progress.env
+    seed = derive_seed(setting.seed, key.task, key.step, key.sample)
+    # The player takes its seat before anything is awaited: a turn-synchronous engine must know of
+    # all episodes at once.
+    with setting.policy.player(task, env.limits, seed) as progress.player:
+        async with env.borrow(setting.pool) as sandbox, _closing(env):
+            clock = asyncio.timeout(env.limits.wall_s)
+            try:
+                async with clock:
+                    end = await _converse(setting, task, key, progress, sandbox, clock)
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                end = EndReason.WALL_TIME
+            async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
+                progress.artifacts = await env.collect()
+    return end
+
+
+async def _converse(
+    setting: Setting,
+    task: Task,
+    key: EpisodeKey,
+    progress: _Progress,
+    sandbox: Sandbox | None,
+    clock: asyncio.Timeout,
+) -> EndReason:
+    """Reset, then turn by turn until something ends it."""
+    env, history, player = progress.env, progress.history, progress.player
+    assert player is not None
+    async with boundary(ToolFault, f"{env.id}: reset"):
+        history += await env.reset(
+            task.view(), seed=derive_seed(setting.seed, key.task, key.step), sandbox=sandbox
+        )
+    progress.opening = len(history)
+    while True:
+        async with _paused(clock) if setting.deterministic else nullcontext():
+            message, end = await player.act(history, env.tools)
+        history.append(message)
+        if end is not None:
+            return end
+        async with boundary(ToolFault, f"{env.id}: step"):
+            step = await env.step(message)
+        history += step.messages
+        if step.end is not None:
+            return step.end
+
+
+@asynccontextmanager
+async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
+    """Stop the clock: a turn-synchronous policy waits for the slowest episode, which is no fault of
+    this one.
+    """
+    loop, deadline = asyncio.get_running_loop(), clock.when()
+    assert deadline is not None
+    left = deadline - loop.time()
+    clock.reschedule(None)
+    yield
+    clock.reschedule(loop.time() + left)
+
+
+@asynccontextmanager
+async def _closing(env: ToolEnv) -> AsyncIterator[None]:
+    """Close the environment while its sandbox is still there."""
+    try:
+        yield
+    finally:
+        async with boundary(ToolFault, f"{env.id}: close"):
+            await env.close()
+
+
+async def _judge(
+    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason
+) -> Score:
+    submission = Submission(
+        task=task,
+        messages=tuple(progress.history),
+        end=end,
+        artifacts=progress.artifacts,
+        pool=setting.pool,
+        seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
+        opening=progress.opening,
+        untrusted=progress.env.untrusted,
+    )
+    return await grade(progress.env.verifier, submission, progress.env.verifier_s)
+
+
+def _episode(
+    progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, score: Score
+) -> Episode:
+    return Episode(
+        key=key,
+        env=progress.env.id,
+        task=task.view(),
+        start=progress.env.start,
+        messages=tuple(progress.history),
+        end=end,
+        score=score,
+        trajectories=progress.player.trajectories if progress.player else (),
+        counts=replace(progress.env.counts(), **usage_of(progress.player)._asdict()),
+        artifacts=progress.artifacts,
+        failure=score.why if score.value is None else "",
+    )
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed that depends on every part and on nothing else."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

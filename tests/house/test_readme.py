@@ -1,0 +1,135 @@
+"""The README tells the truth: its example passes the contract, its tree exists, its links lead
+somewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.app import app
+from agentrl.evaluation.contract import check_environment
+from agentrl.registry import factory
+from agentrl.trainers.algorithms.recipes import recipe
+from agentrl.trainers.config import check_config
+
+REPO = Path(__file__).resolve().parents[2]
+README = (REPO / "README.md").read_text()
+PAGES = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    REPO.glob("docs/**/*.md")
+)
+FOLDERS = ("agentrl", "envs", "sandboxes", "verifiers", "trainers")
+
+
+def environment_example() -> str:
+    (block,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+        if "(ToolEnv)" in block
+    ]
+    return str(block)
+
+
+def tree() -> Iterator[str]:
+    """Paths named in the README's tree."""
+    block = README.split("## The tree\n\n```\n")[1].split("```")[0]
+    folder = ""
+    for line in block.splitlines():
+        names = re.split(r"\s{2,}", line.strip())[0].split()
+        if line.startswith("  "):
+            yield from (folder + name for name in names)
+        else:
+            folder = names[0] if names[0].endswith("/") else ""
+            yield from names
+
+
+def test_the_example_is_short_and_passes_the_contract(tmp_path: Path) -> None:
+    code = environment_example()
+    assert 20 <= code.count("\n") <= 40
+    (tmp_path / "warehouse.py").write_text(code)
+    findings = check_environment(factory(f"{tmp_path}/warehouse.py:Warehouse"))
+    assert len(findings) >= 8
+    assert not [finding for finding in findings if finding.problem]
+
+
+def test_the_example_is_the_one_that_is_run() -> None:
+    text = (REPO / "examples/01_write_an_environment.py").read_text()
+    body = environment_example().split("Shelf = ")[1]
+    assert body.strip() in text
+
+
+def test_every_name_of_the_tree_exists() -> None:
+    missing = [name for name in tree() if not (REPO / name).exists()]
+    assert not missing
+
+
+def test_the_tree_leaves_nothing_out() -> None:
+    named = {name.rstrip("/") for name in tree()}
+    found = {
+        path.relative_to(REPO).as_posix()
+        for folder in FOLDERS
+        for path in (REPO / folder).iterdir()
+        if path.suffix == ".py" or path.is_dir()
+    }
+    found = {name for name in found if not name.endswith(("__init__.py", "__pycache__"))}
+    assert not found - named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPO).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [
+        target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    ]
+    local = [target for target in targets if target and "://" not in target]
+    assert not [target for target in local if not (page.parent / target).exists()]
+
+
+def test_programs_are_called_only_after_their_folder_is_activated() -> None:
+    first = README.index("$ agentrl")
+    assert README.index("make setup") < README.index("source .venv/bin/activate") < first
+
+
+def test_the_licence_is_the_one_that_is_named() -> None:
+    text = (REPO / "LICENSE").read_text()
+    named = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["license"]
+    assert (
+        named == "Apache-2.0" and "Apache License\n" in text and "Version 2.0, January 2004" in text
+    )
+    assert "END OF TERMS AND CONDITIONS" in text and "](LICENSE)" in README
+
+
+def test_every_page_is_linked_and_every_page_named_in_code_exists() -> None:
+    pages = {path.relative_to(REPO).as_posix() for path in REPO.glob("docs/*.md")}
+    assert pages <= set(re.findall(r"docs/[\w-]+\.md", README))
+    code = "".join(path.read_text() for folder in FOLDERS for path in (REPO / folder).rglob("*.py"))
+    assert set(re.findall(r"docs/[\w-]+\.md", code)) <= pages
+
+
+def test_the_table_of_commands_is_the_programs() -> None:
+    named = set(re.findall(r"^\| `agentrl (\w+)", README, re.MULTILINE))
+    known = {
+        command.name or command.callback.__name__
+        for command in app.registered_commands
+        if command.callback
+    }
+    assert named == known | {group.name for group in app.registered_groups}
+
+
+def test_performance_figures_stand_in_the_benchmarks_only() -> None:
+    """A number with a unit of time, rate or gain belongs to docs/benchmarks.md, where it was
+    measured.
+    """
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    assert not re.findall(
+        r"\d[\d.,]*\s*(?:ms|s|seconds|minutes|times|×|x faster|%|tokens/s)\b", prose
+    )
+
+
+def test_the_example_of_a_run_is_one() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (REPO / "docs/training.md").read_text(), re.DOTALL)
+    config = check_config(tomllib.loads(block), "docs/training.md")
+    recipe(config.recipe, **config.loss)

@@ -1,0 +1,380 @@
+"""Served policies: what they send, how every answer of a server is read, and what each failure is
+called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+
+import pytest
+from chat_server import Answer, chat_server, completion, failure
+from helpers import Echo, make_task, play_one, run_cli
+
+from agentrl.aio import LoopThread
+from agentrl.errors import ConfigError, EngineError, UserError
+from agentrl.evaluation.audit import AuditPlan, audit
+from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.policies import served
+from agentrl.policies.served import Prices, ServedPolicy, request_messages
+from agentrl.records.files import read_episodes
+from agentrl.tools import tool
+from agentrl.trainers.batch import pack
+from agentrl.trajectory import Group
+from agentrl.types import BadCall, EndReason, Limits, Message, ToolCall
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+HI = (Message.user("hi"),)
+
+
+def act(server, *, tools=(), limits=None, seed=0, **settings):
+    """One turn: what was said, the ending, and the usage."""
+
+    async def ask():
+        policy = ServedPolicy("m", server.url, **settings)
+        try:
+            with policy.player(make_task(), limits or Limits(), seed) as player:
+                return *(await player.act(HI, tools)), player.usage
+        finally:
+            await policy.close()
+
+    return asyncio.run(ask())
+
+
+def test_a_request_says_what_is_asked_for(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    with chat_server(completion("hello")) as server:
+        said = act(server, tools=Echo().tools, temperature=0.5, limits=Limits(turn_tokens=9))
+    (request,) = server.requests
+    assert said[:2] == (Message.assistant("hello"), None) and said[2][:2] == (3, 7)
+    assert request["messages"] == [{"role": "user", "content": "hi"}] and request["model"] == "m"
+    assert (request["temperature"], request["max_completion_tokens"]) == (0.5, 9)
+    assert [each["function"]["name"] for each in request["tools"]] == ["say", "submit"]
+    assert server.keys == ["Bearer sesame"]
+
+
+def test_what_nobody_asked_for_is_not_sent():
+    with chat_server(completion()) as server:
+        act(server)
+    assert not {"temperature", "tools"} & server.requests[0].keys() and server.keys == [
+        "Bearer no-key"
+    ]
+
+
+def test_equal_seeds_ask_alike_and_turns_do_not():
+    with chat_server(completion()) as server:
+        act(server, seed=3), act(server, seed=3), act(server, seed=4)
+    seeds = [request["seed"] for request in server.requests]
+    assert seeds[0] == seeds[1] != seeds[2] and all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"text": "yes"}', ToolCall("say", {"text": "yes"}, "id0")),
+        ({"text": "yes"}, ToolCall("say", {"text": "yes"}, "id0")),
+        ("", ToolCall("say", {}, "id0")),
+        ('{"text": ', BadCall('say({"text": )', "The tool call is not valid JSON.")),
+        ("[1]", BadCall("say([1])", "The arguments of the tool call are not a JSON object.")),
+        (
+            '{"a": NaN}',
+            BadCall('say({"a": NaN})', "The tool call holds a number that is not finite."),
+        ),
+        (
+            '{"a": 1, "a": 2}',
+            BadCall('say({"a": 1, "a": 2})', "The tool call gives the same key twice."),
+        ),
+    ],
+)
+def test_calls_are_read_strictly(written, read):
+    with chat_server(completion(None, calls=[("say", written)], finish="tool_calls")) as server:
+        assert act(server)[0] == Message("assistant", "", (read,))
+
+
+def test_reasoning_and_refusals_are_read():
+    with chat_server(
+        completion("4", reasoning_content=" two and two "), completion(None, refusal="I won't")
+    ) as server:
+        assert act(server)[0] == Message("assistant", "4", reasoning="two and two")
+        assert act(server)[0] == Message.assistant("I won't")
+
+
+def test_history_goes_back_with_ids_that_match():
+    turn = Message.assistant(
+        "so", ToolCall("a.b", {"x": 1}), BadCall("a(", "bad"), ToolCall("c", {}, "own")
+    )
+    results = [Message.tool(str(i), each) for i, each in enumerate(turn.tool_calls)]
+    rows = request_messages([Message.system("s"), turn, *results])
+    calls = rows[1]["tool_calls"]
+    assert [row["tool_call_id"] for row in rows[2:]] == [each["id"] for each in calls] and calls[2][
+        "id"
+    ] == "own"
+    assert len({each["id"] for each in calls}) == 3
+    assert [each["function"]["name"] for each in calls] == ["a_b", "unreadable_call", "c"]
+    assert json.loads(calls[1]["function"]["arguments"]) == {"text": "a("}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 409])
+def test_what_passes_is_tried_again_by_the_client(status):
+    with chat_server(failure(status), completion("then")) as server:
+        assert act(server)[0].content == "then"
+    assert len(server.requests) == 2
+
+
+GARBAGE = {
+    "not JSON": Answer("<html>", kind="text/html"),
+    "broken JSON": Answer('{"choices": ['),
+    "no choices": Answer({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}),
+    "null": Answer("null"),
+    "text is a number": completion(7),
+    "no usage": Answer({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}),
+    "negative tokens": completion("x", usage=(-1, 2)),
+    "an end of its own": completion("x", finish="content_filter"),
+}
+
+
+@pytest.mark.parametrize("answer", GARBAGE.values(), ids=GARBAGE)
+def test_an_answer_that_is_none_is_an_engine_error(answer):
+    with chat_server(answer) as server, pytest.raises(EngineError, match="openai:m@http"):
+        act(server)
+
+
+def test_a_server_that_fails_for_good_is_an_engine_error():
+    with chat_server(failure(500, "on fire")) as server:
+        with pytest.raises(EngineError, match="on fire"):
+            act(server, retries=1)
+        assert len(server.requests) == 2
+    with pytest.raises(EngineError, match="Connection error"):
+        act(server, retries=0)
+
+
+def test_a_server_that_is_silent_is_an_engine_error():
+    with (
+        chat_server(Answer("", hang=True)) as server,
+        pytest.raises(EngineError, match=r"timed out|TimeoutError"),
+    ):
+        act(server, timeout_s=0.1, retries=0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_is_wrong_for_every_episode_is_one_sentence(status):
+    wanted = rf"\({status}\).*wrong key or model"
+    with (
+        chat_server(failure(status, "wrong key or model")) as server,
+        pytest.raises(ConfigError, match=wanted),
+    ):
+        act(server)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        failure(400, "no", code="context_length_exceeded"),
+        failure(400, "This model's maximum context length is 512 tokens."),
+        failure(400, "the request exceeds the available context size"),
+    ],
+)
+def test_a_conversation_that_is_too_long_is_a_limit_and_no_failure(answer):
+    with chat_server(answer) as server:
+        assert act(server)[:2] == (Message.assistant(""), EndReason.CONTEXT_LENGTH)
+
+
+def test_another_bad_request_is_a_failure():
+    with (
+        chat_server(failure(400, "unknown field")) as server,
+        pytest.raises(EngineError, match="unknown field"),
+    ):
+        act(server)
+
+
+def test_limits_of_tokens_hold_even_if_the_server_does_not_keep_them():
+    with chat_server(
+        completion("cut", finish="length"), completion("long", usage=(5, 600))
+    ) as server:
+        assert act(server)[1] is EndReason.MAX_TOKENS
+        assert act(server)[1] is EndReason.MAX_TOKENS
+
+
+def test_an_episode_of_several_turns_is_counted_priced_and_refused_by_pack():
+    answers = (
+        completion(None, calls=[("say", '{"text": "a"}')], usage=(10, 4)),
+        completion(None, calls=[("say", "{")], usage=(20, 5)),
+        completion("yes", usage=(30, 6)),
+    )
+    with chat_server(*answers) as server:
+        episode = play_one(Echo, ServedPolicy("m", server.url, prices=Prices(2.0, 10.0)))
+    assert (
+        episode.end is EndReason.ANSWERED and episode.reward == 1.0 and episode.trajectories == ()
+    )
+    counts = episode.counts
+    assert (counts.sampled_tokens, counts.prompt_tokens, counts.bad_calls) == (15, 60, 1)
+    assert counts.usd == pytest.approx((60 * 2 + 15 * 10) / 1e6)
+    roles = [row["role"] for row in server.requests[2]["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
+    with pytest.raises(UserError, match="TokenPolicy"):
+        pack([Group((episode,))], 0)
+
+
+def test_the_token_limit_of_an_episode_ends_it():
+    class Short(Echo):
+        limits = Limits(turn_tokens=10, episode_tokens=15, turns=9)
+
+    with chat_server(completion(None, calls=[("say", '{"text": "a"}')], usage=(1, 8))) as server:
+        episode = play_one(Short, ServedPolicy("m", server.url))
+    assert (
+        episode.end is EndReason.MAX_TOKENS and episode.reward == 0.0 and episode.counts.usd is None
+    )
+    assert [request["max_completion_tokens"] for request in server.requests] == [10, 7]
+
+
+def test_a_server_that_is_down_gives_no_score():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        episode = play_one(Echo, ServedPolicy("m", url, retries=0))
+    assert (episode.end, episode.reward) == (
+        EndReason.ENGINE_ERROR,
+        None,
+    ) and "Connection error" in episode.failure
+
+
+class Sayer(Echo):
+    """Ends where the answer is right."""
+
+    count = 3
+
+    @tool
+    def unused(self) -> str:
+        """Nothing."""
+        return ""
+
+
+def test_an_evaluation_of_a_served_model(tmp_path):
+    with chat_server(completion("yes", usage=(100, 10))) as server:
+        plan = {
+            "make": Sayer,
+            "policy": f"openai:org/m@1@{server.url}",
+            "samples": 2,
+            "out": tmp_path,
+            "seed": 1,
+        }
+        result = evaluate(EvalPlan(**plan, prices=(1.0, 2.0), limit=3))
+    assert result["pass_at"]["1"] == 1.0 and result["n_episodes"] == 6
+    assert result["cost"]["sampled_tokens"] == 60 and result["cost"]["usd"] == pytest.approx(
+        6 * 120 / 1e6
+    )
+    assert {request["model"] for request in server.requests} == {"org/m@1"}
+    assert (
+        sum(episode.counts.usd for episode in read_episodes(tmp_path / "episodes.jsonl").values())
+        > 0
+    )
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost/v1", "localhost:8000", "127.0.0.1:8000/v1", "my.host/v1"]
+)
+def test_an_address_without_http_is_never_sent_to_another_server(address, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    with pytest.raises(ConfigError, match=f"base_url='{address}' is no address"):
+        evaluate(EvalPlan(Sayer, f"openai:m@{address}"))
+
+
+def test_the_command_line_evaluates_a_served_model():
+    with chat_server(completion("0", usage=(100, 10))) as server:
+        words = (
+            "eval",
+            "calc-v0",
+            "--limit",
+            "2",
+            "--policy",
+            f"openai:m@{server.url}",
+            "--price",
+            "1,2",
+        )
+        out = run_cli(*words, OPENAI_API_KEY="")
+    assert out.returncode == 0 and "US$ 0.0002" in out.stdout, out.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"model": ""}, "model=''"),
+        ({"base_url": "localhost:8000"}, "base_url='localhost:8000'"),
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"retries": -1}, "retries=-1"),
+        ({"prices": Prices(-1, 0)}, r"prices=\(-1, 0\)"),
+        ({"base_url": "https://api.openai.com/v1"}, "OPENAI_API_KEY"),
+    ],
+)
+def test_bad_settings_are_named(settings, part):
+    with pytest.raises(ConfigError, match=part):
+        ServedPolicy(**{"model": "m", "base_url": "http://localhost:1/v1", **settings})
+
+
+def test_without_the_client_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ConfigError, match=r"agentrl\[judge\]"):
+        ServedPolicy("m", "http://localhost:1/v1")
+
+
+def test_the_key_is_not_shown():
+    assert "sesame" not in repr(ServedPolicy("m", "http://localhost:1/v1", api_key="sesame"))
+
+
+def test_one_policy_serves_several_event_loops_at_the_same_time():
+    other = LoopThread()
+    with chat_server(completion("yes")) as server:
+        policy = ServedPolicy("m", server.url)
+
+        async def ask():
+            with policy.player(make_task(), Limits(), 0) as player:
+                return (await player.act(HI, ()))[0].content
+
+        async def ask_and_close():
+            said = await ask()
+            await policy.close()
+            await policy.close()
+            return said
+
+        try:
+            assert (
+                other.run(ask())
+                == asyncio.run(ask_and_close())
+                == other.run(ask_and_close())
+                == "yes"
+            )
+        finally:
+            other.close()
+
+
+@pytest.mark.parametrize("command", ["eval", "audit"])
+def test_a_command_closes_its_connections(command, monkeypatch):
+    made: list = []
+    client = served._client_class()
+    monkeypatch.setattr(
+        served, "_client_class", lambda: lambda **given: made.append(client(**given)) or made[-1]
+    )
+    with chat_server(completion("yes")) as server:
+        name = f"openai:m@{server.url}"
+        if command == "eval":
+            evaluate(EvalPlan(Echo, name, limit=2, sandbox="process"))
+        else:
+            audit(AuditPlan(Echo, tasks=2, sandbox="process", policy=name))
+    assert len(server.requests) >= 2 and made and all(each.is_closed() for each in made)
+
+
+def test_a_count_that_no_server_can_mean_is_no_answer():
+    with (
+        chat_server(completion("hi", usage=(10**400, 3))) as server,
+        pytest.raises(EngineError, match="prompt_tokens"),
+    ):
+        act(server, prices=Prices(1.0, 1.0), retries=0)

@@ -1,0 +1,109 @@
+"""Really does the work of a plan in a process of its own, and prints the peak of its memory above
+what imports take.
+
+python memory_run.py '{"model": {…}, "work": {…}, "reference": false}'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from agentrl.engines.base import Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.trainers.models.scoring import frozen_logprobs, token_logprobs
+from agentrl.trainers.online.memory import Work, example
+
+
+def config_of(row):
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**row, head_dim=64, tie_word_embeddings=True, dtype=torch.float32)
+
+
+def build(row):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_of(row), dtype=torch.float32)
+
+
+def status(name):
+    """A field of /proc/self/status in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{name}:")[2].split()[0]) * 1024
+
+
+def update(model, optimizer, work, reference):
+    batch = example(work).to(model.device)
+    if reference is not None:
+        frozen_logprobs(reference, batch)
+    model.train()
+    token_logprobs(model, batch).logprobs_BT.sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def sample(engine, work):
+    """Prompts that no two rows share, and a few tokens more: a last turn."""
+    prompt = work.sample_tokens - min(8, work.sample_tokens // 2)
+    sampling = Sampling(max_tokens=work.sample_tokens - prompt)
+
+    async def everyone():
+        with engine.seat():
+            rows = (
+                [1 + row % 40, 1 + row // 40, *[3] * (prompt - 2)] for row in range(work.samples)
+            )
+            await asyncio.gather(
+                *(engine.generate(ids, sampling, seed=row) for row, ids in enumerate(rows))
+            )
+
+    asyncio.run(everyone())
+
+
+def work_through(model, work, reference=None):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    engine = TransformersEngine(model, frozenset())
+    for _ in range(2):
+        if work.sample_tokens:
+            sample(engine, work)
+        update(model, optimizer, work, reference)
+    asyncio.run(engine.close())
+
+
+def main(row):
+    small = {
+        "vocab_size": 50,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
+    work_through(
+        build(small), Work(64, 32, None, 2, 16)
+    )  # loads what the libraries load on first use
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build(row["model"]).to(device)
+    if row["work"]["checkpointing"]:
+        model.gradient_checkpointing_enable()
+    reference = copy.deepcopy(model).requires_grad_(False) if row["reference"] else None
+    work_through(model, Work(**row["work"]), reference)
+    peak = (
+        {"cuda": torch.cuda.max_memory_allocated()}
+        if device == "cuda"
+        else {"cpu": status("VmHWM") - before}
+    )
+    print(json.dumps(peak))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

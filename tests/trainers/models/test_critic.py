@@ -1,0 +1,359 @@
+"""The critic: where values are read, how they are learnt, and that a resumed one goes on as if
+never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_cases import PAD, batch_of, branch, episode, group, tiny_model
+
+from agentrl.engines.loading import load_critic, scalar_head
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.trainers.algorithms.credit import gae, length_adaptive_gae
+from agentrl.trainers.algorithms.losses import by_episode, by_token
+from agentrl.trainers.batch import pack
+from agentrl.trainers.config import CriticSettings
+from agentrl.trainers.models.critic import (
+    Critic,
+    Moments,
+    explained_variance,
+    monte_carlo,
+    value_loss,
+    value_metrics,
+    values,
+)
+from agentrl.trajectory import Group
+
+TOLD = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Told"
+STEADY = CriticSettings(learning_rate=3e-3, epochs=2, value_clip=0.5)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """The folder of a policy."""
+    folder = tmp_path_factory.mktemp("policy")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rewarder(tmp_path_factory):
+    """The folder of a reward model."""
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("rewarder")
+    config = Qwen2Config(**tiny_model().config.to_dict() | {"num_labels": 1, "pad_token_id": PAD})
+    torch.manual_seed(3)
+    Qwen2ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def opinionated(dtype=torch.float64, seed=0):
+    """A critic whose head and backbone are random, so that every token matters to it."""
+    from transformers import AutoModelForTokenClassification
+
+    torch.manual_seed(seed)
+    config = tiny_model().config
+    config.num_labels = 1
+    return AutoModelForTokenClassification.from_config(config).to(dtype).eval()
+
+
+def learned(batch, seed=0, spread=1.0):
+    """The batch with values and returns that differ from token to token; NaN wherever nothing was
+    sampled.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [
+        spread * torch.randn(batch.mask_BT.shape, generator=generator, dtype=torch.float64)
+        for _ in range(2)
+    ]
+    values_BT, returns_BT = (torch.where(batch.mask_BT, one, math.nan) for one in drawn)
+    return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
+
+
+# --- opening
+# ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_critic_that_starts_from_a_policy_expects_nothing_and_has_its_backbone(policy):
+    critic = load_critic(policy)
+    batch = batch_of(group(1.0, 0.0))
+    assert (values(critic, batch) == 0).all()
+    theirs = dict(tiny_model().get_decoder().named_parameters())
+    assert all(
+        torch.equal(weight, theirs[name]) for name, weight in critic.base_model.named_parameters()
+    )
+
+
+def test_a_critic_that_starts_from_a_reward_model_says_its_reward_so_far(rewarder):
+    from transformers import AutoModelForSequenceClassification
+
+    judge = AutoModelForSequenceClassification.from_pretrained(rewarder)
+    batch = batch_of(group(1.0, 0.0))
+    found_BT = values(load_critic(rewarder), batch)
+    for row, position in torch.nonzero(batch.mask_BT).tolist():
+        told = judge(input_ids=batch.ids_BT[row : row + 1, :position]).logits.item()
+        assert found_BT[row, position].item() == pytest.approx(told, abs=1e-5)
+
+
+def test_opening_a_critic_draws_nothing_from_the_global_random_state(policy):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    load_critic(policy)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_critic_trains_in_float32_whatever_the_folder_is_in(tmp_path):
+    """At the default rate AdamW moved one weight in thirty of a bfloat16 backbone: its steps were
+    rounded away.
+    """
+    tiny_model(torch.bfloat16).save_pretrained(tmp_path / "policy")
+    model = load_critic(tmp_path / "policy")
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    torch.nn.init.normal_(scalar_head(model).weight)
+    before = [weight.detach().clone() for weight in model.base_model.parameters()]
+    critic = Critic(model, CriticSettings())
+    batch = critic.predict(batch_of(group(1.0, 0.0)))
+    critic.fit(replace(batch, returns_BT=torch.ones_like(batch.values_BT)), seed=0)
+    pairs = list(zip(model.base_model.parameters(), before, strict=True))
+    moved, count = (
+        sum(map(int, some))
+        for some in zip(*(((a != b).sum(), b.numel()) for a, b in pairs), strict=True)
+    )
+    assert moved > count / 2
+    critic.save(tmp_path / "critic")
+    again = load_critic(tmp_path / "critic")
+    assert all(
+        torch.equal(a, b) and a.dtype == b.dtype
+        for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    )
+
+
+def test_a_folder_that_cannot_be_a_critic_is_refused_in_one_sentence(policy, rewarder, tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers import (
+        GPT2Config,
+        GPT2ForSequenceClassification,
+        Qwen2ForSequenceClassification,
+    )
+
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_critic(tmp_path / "nowhere")
+    other = GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, vocab_size=9, num_labels=1, bos_token_id=1, eos_token_id=1
+    )
+    GPT2ForSequenceClassification(other).save_pretrained(tmp_path / "other")
+    with pytest.raises(
+        ConfigError, match=r"cannot become a critic.*classifier.weight.*start from the policy"
+    ):
+        load_critic(tmp_path / "other")
+    wide = Qwen2ForSequenceClassification.from_pretrained(rewarder).config
+    wide.num_labels = 3
+    Qwen2ForSequenceClassification(wide).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_critic(tmp_path / "wide")
+    shutil.copytree(policy, tmp_path / "holes")
+    weights = load_file(policy / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "holes" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"cannot become a critic.*up_proj"):
+        load_critic(tmp_path / "holes")
+
+
+# --- values
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_the_models_own_at_the_position_before_each_trained_token_and_zero_elsewhere():
+    critic, batch = opinionated(), batch_of(group(1.0, 0.0, 0.5))
+    found_BT = values(critic, batch)
+    own_BT = critic(input_ids=batch.ids_BT).logits[..., 0].roll(1, 1)
+    assert found_BT.dtype == torch.float64
+    assert torch.allclose(found_BT, torch.where(batch.mask_BT, own_BT, 0.0), atol=1e-12)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 20, 1000])
+def test_predictions_are_the_same_in_every_split(micro_tokens):
+    batch = batch_of(group(1.0, 0.0, 0.5))
+    found = Critic(opinionated(), STEADY, micro_tokens=micro_tokens).predict(batch)
+    assert torch.allclose(found.values_BT, values(opinionated(), batch), atol=1e-12)
+    assert not found.values_BT.requires_grad
+
+
+# --- the loss
+# --------------------------------------------------------------------------------------------------------
+
+
+def as_verl_has_it(values_BT, returns_BT, old_BT, mask_BT, clip):
+    """Its definition, number by number: half the masked mean of the larger of both squared errors."""
+    total = count = cut = 0.0
+    for v, r, old, m in zip(
+        *(x.flatten().tolist() for x in (values_BT, returns_BT, old_BT, mask_BT)), strict=True
+    ):
+        if m:
+            plain, near = (v - r) ** 2, (min(max(v, old - clip), old + clip) - r) ** 2
+            total, count, cut = total + max(plain, near), count + 1, cut + (near > plain)
+    return 0.5 * total / count, cut / count
+
+
+@pytest.mark.parametrize("clip", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_loss_is_verls_on_random_masked_batches(seed, clip):
+    batch = learned(batch_of(group(1.0, 0.0, 0.5, 1.0)), seed)
+    now_BT = learned(batch, seed + 100).values_BT
+    loss, metrics = value_loss(now_BT, batch, value_clip=clip)
+    theirs, cut = as_verl_has_it(now_BT, batch.returns_BT, batch.values_BT, batch.mask_BT, clip)
+    assert float(loss) == pytest.approx(theirs, abs=1e-6)
+    assert metrics == {"loss": float(loss), "clip_fraction": pytest.approx(cut)}
+    assert cut > 0 or clip > 1
+
+
+def test_a_batch_without_values_or_returns_says_what_fills_them():
+    batch = batch_of(group(1.0, 0.0))
+    with pytest.raises(ValueError, match=r"values_BT is None: Critic.predict fills it"):
+        value_loss(torch.zeros(batch.mask_BT.shape), batch)
+    with pytest.raises(ValueError, match="returns_BT is None: a credit step"):
+        Critic(opinionated(), STEADY).fit(
+            replace(batch, values_BT=torch.zeros(batch.mask_BT.shape)), 0
+        )
+
+
+# --- explained variance
+# ----------------------------------------------------------------------------------------------
+
+
+def explained(returns, predicted):
+    returns_N, values_N = (torch.tensor(row, dtype=torch.float64) for row in (returns, predicted))
+    return explained_variance(Moments.of(returns_N), Moments.of(returns_N - values_N))
+
+
+def test_explained_variance_by_hand():
+    assert explained([0, 1, 2, 3], [0, 1, 2, 3]) == 1
+    assert explained([0, 1, 2, 3], [5, 6, 7, 8]) == 1  # a constant error is no variance
+    assert explained([0, 1, 2, 3], [1, 1, 1, 1]) == 0
+    assert explained([0, 1, 2, 3], [0, 1, 2, 2]) == pytest.approx(1 - 0.1875 / 1.25)
+    assert explained([0, 1], [1, 0]) == -3
+
+
+@pytest.mark.parametrize("returns", [[1.0], [0.0, 0.0], [0.1] * 7, [1.0, 1 + 6e-8, 1 - 6e-8]])
+def test_where_all_returns_are_equal_it_is_one_for_equal_values_and_else_zero(returns):
+    rounding = [0.3 + 3e-8 * (i % 2) for i in range(len(returns))]
+    assert explained(returns, rounding) == 1
+    if len(returns) > 1:
+        assert explained(returns, list(range(len(returns)))) == 0
+
+
+def test_of_no_tokens_there_is_none():
+    with pytest.raises(ValueError, match="0 returns"):
+        explained([], [])
+    batch = learned(pack([group(None)], PAD))
+    assert value_metrics(batch) == {}
+    assert Critic(opinionated(), STEADY).fit(batch, 0) == {"value/updates": 0.0}
+
+
+# --- learning
+# --------------------------------------------------------------------------------------------------------
+
+
+def test_a_critic_learns_returns_that_the_ids_tell(policy):
+    """Episodes whose prompt has another first id have another outcome; some have two turns, with a
+    tool between.
+    """
+    shapes = (((3, 0),), ((2, 3), (2, 0)), ((1, 1), (1, 4), (3, 0)))
+    told = tuple(
+        episode(
+            branch(2, *shapes[i % 3], first_id=10 + 10 * (i % 5)),
+            reward=float(i % 5 in (1, 2)),
+            sample=i,
+        )
+        for i in range(30)
+    )
+    critic = Critic(
+        load_critic(policy),
+        CriticSettings(learning_rate=3e-3, epochs=2),
+        minibatches=3,
+        micro_tokens=100,
+    )
+    batch = pack([Group(told)], PAD)
+    history = [critic.fit(gae(critic.predict(batch)), step) for step in range(8)]
+    assert history[0]["value/explained_variance"] == pytest.approx(0, abs=1e-12)
+    assert history[-1]["value/explained_variance"] > 0.9
+    assert history[-1]["value/mean"] == pytest.approx(history[-1]["return/mean"], abs=0.1)
+
+
+def test_micro_batches_give_the_gradient_of_the_whole(policy):
+    batch = gae(
+        Critic(load_critic(policy), STEADY).predict(batch_of(group(1.0, 0.0, 0.5, 1.0, 0.0)))
+    )
+    for aggregate in (by_token, by_episode):
+        found = []
+        for micro_tokens in (1, 30, 1000):
+            critic = Critic(
+                opinionated(), STEADY, micro_tokens=micro_tokens, aggregate=aggregate, minibatches=2
+            )
+            found.append(
+                (critic.fit(batch, 0), torch.cat([w.flatten() for w in critic.model.parameters()]))
+            )
+        for metrics, weights in found[1:]:
+            assert metrics == pytest.approx(found[0][0], abs=1e-9)
+            assert torch.allclose(weights, found[0][1], atol=1e-9)
+
+
+def test_a_loaded_critic_goes_on_as_if_it_had_never_been_away(policy, tmp_path):
+    batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
+
+    def rounds(critic, steps):
+        return [critic.fit(gae(critic.predict(batch), lam=0.9), step) for step in steps]
+
+    whole = Critic(load_critic(policy), STEADY, minibatches=2)
+    first = Critic(load_critic(policy), STEADY, minibatches=2)
+    expected, begun = rounds(whole, range(6)), rounds(first, range(3))
+    first.save(tmp_path / "critic")
+    second = Critic.load(tmp_path / "critic", STEADY, minibatches=2)
+    assert begun + rounds(second, range(3, 6)) == expected
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True)
+    )
+    slower = Critic.load(tmp_path / "critic", STEADY.model_copy(update={"learning_rate": 1e-4}))
+    assert {settings["lr"] for settings in slower.optimizer.param_groups} == {1e-4}
+
+
+def test_a_loss_that_is_no_number_stops_before_the_step(policy):
+    critic = Critic(load_critic(policy), STEADY)
+    before = [weight.clone() for weight in critic.model.parameters()]
+    batch = learned(batch_of(group(1.0, 0.0)))
+    spoilt_BT = torch.where(batch.mask_BT, math.inf, 0.0)
+    with pytest.raises(
+        TrainingError, match=r"critic: loss=inf.*no step was taken.*critic\.learning_rate"
+    ):
+        critic.fit(replace(batch, returns_BT=spoilt_BT), 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, critic.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"learning_rate": 0}, {"epochs": 0}, {"value_clip": 0}, {"warmup": -1}, {"lr": 1}]
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        CriticSettings(**wrong)
+
+
+def test_pre_training_is_on_what_came_out_and_not_on_what_an_untrained_critic_says():
+    batch = learned(batch_of(group(1.0, 0.0, 0.5)))
+    came_out_BT = torch.where(batch.mask_BT, batch.reward_E[batch.episode_B, None], 0.0)
+    for step in (gae, length_adaptive_gae, partial(length_adaptive_gae, value_lam=0.9)):
+        (pre_training,) = monte_carlo([step])
+        found = pre_training(batch)
+        assert torch.allclose(found.returns_BT, came_out_BT, atol=1e-12)
+    assert not torch.allclose(gae(batch).returns_BT, came_out_BT, atol=0.1)
+    assert [
+        Critic(opinionated(), CriticSettings(warmup=2)).is_pretraining(step) for step in range(3)
+    ] == [1, 1, 0]

@@ -1,0 +1,146 @@
+"""Settings of a run and of recipes that are wrong or change nothing: one sentence each, before
+anything is loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
+from agentrl.trainers.config import (
+    CriticSettings,
+    Schedule,
+    check_config,
+    read_config,
+    validated,
+    write_config,
+)
+
+INF, NAN = math.inf, math.nan
+BASE = {"env": "calc-v0", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": INF},
+        {"learning_rate": NAN},
+        {"learning_rate": "0.1"},
+        {"learning_rate": True},
+        {"temperature": INF},
+        {"steps": "5"},
+        {"steps": True},
+        {"steps": 2.0},
+        {"deterministic": "yes"},
+        {"minibatches": -1},
+        {"seed": 0.5},
+        {"schedule": {"final": NAN}},
+        {"schedule": {"warmup": "4"}},
+        {"compute": {"micro_tokens": 0}},
+        {"compute": {"gradient_checkpointing": 1}},
+        {"compute": {"lora_rnk": 3}},
+        {"held_out": {"samples": "4"}},
+        {"loss": 3},
+    ],
+)
+def test_a_number_is_a_finite_number_and_nothing_is_taken_for_one(change):
+    with pytest.raises(ConfigError) as caught:
+        check_config(BASE | change, "run.toml")
+    said = str(caught.value)
+    assert said.startswith("run.toml: ") and next(iter(change)) in said and "\n" not in said
+
+
+def test_what_is_no_bound_may_be_infinite(tmp_path):
+    loss = {"kl_budget": INF, "clip_high": INF, "critic": {"value_clip": INF}}
+    config = check_config(BASE | {"recipe": "ppo", "loss": loss, "learning_rate": 1}, "run.toml")
+    write_config(config, tmp_path / "c.toml")
+    assert read_config(tmp_path / "c.toml") == config
+    assert recipe("ppo", **config.loss).critic.value_clip == INF
+    with pytest.raises(ConfigError, match="learning_rate=inf"):
+        validated(CriticSettings, {"learning_rate": INF}, "critic")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("grpo", {"name": "x"}, "has no setting 'name'"),
+        ("grpo", {"aggregate": ["token"]}, "there is no aggregate"),
+        ("grpo", {"eps": INF}, "eps=inf must be below"),
+        ("grpo", {"eps": 10**400}, "eps=1000"),
+        ("dr_grpo", {"norm_tokens": 10**400}, "norm_tokens=1000"),
+        ("grpo", {"kl_coef": INF}, "kl_coef=inf must be below"),
+        ("gdpo", {"part_weights": {"a": INF}}, "part_weights.a=inf"),
+        ("grpo", {"clip_high": 10**400}, "clip_high=1000"),
+        (
+            "grpo",
+            {"kl_estimator": "k1"},
+            "kl_estimator changes nothing while kl_coef is 0: set kl_coef as well",
+        ),
+        ("grpo", {"kl_ratio": False}, "kl_ratio changes nothing while kl_coef is 0"),
+        ("grpo", {"imitate_from": 0.5}, "imitate_from changes nothing while imitate_coef is 0"),
+        ("gdpo", {"turn_weights": {"format": 0.5}}, "turn_weights changes nothing in recipe gdpo"),
+        ("grpo", {"turn_weights": {"format": NAN}}, "must be a table of numbers"),
+        ("grpo", {"turn_weights": {"format": INF}}, "must be a table of numbers"),
+        ("gdpo", {"kl_reward_coef": 0.1}, "kl_reward_coef changes nothing in recipe gdpo"),
+        ("grpo", {"tis_high": 0.0}, "weight 0 even to what its policy just sampled"),
+        ("grpo", {"reject_low": 1.5}, "weight 0 even to what its policy just sampled"),
+        ("grpo", {"entropy_share": 0.0}, "weight 0 even to what its policy just sampled"),
+    ],
+)
+def test_settings_of_a_recipe_that_break_it_or_change_nothing(name, settings, sentence):
+    with pytest.raises(ConfigError) as caught:
+        recipe(name, **settings)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bounds_may_be_infinite_and_coefficients_may_be_named_with_what_they_scale():
+    for name, settings in (
+        (
+            "grpo",
+            {
+                "clip_low": INF,
+                "clip_high": INF,
+                "tis_high": INF,
+                "max_age": INF,
+                "off_policy_limit": INF,
+            },
+        ),
+        ("dppo", {"ratio_max": INF, "divergence_max": INF}),
+        ("grpo", {"kl_estimator": "k1", "kl_coef": 0.1}),
+        ("prorl", {"kl_estimator": "k1"}),
+        ("vapo", {"imitate_from": 0.5}),
+        ("grpo", {"turn_weights": {"format": 0.5}}),
+    ):
+        recipe(name, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"filter_groups": True}, {"refill": True}])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_leave_out_groups_without_signal(name, settings):
+    """The made-up group that a recipe is tried on has no signal for some: `pass_at_k` needs more
+    than two episodes.
+    """
+    recipe(name, **settings)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_refill_needs_groups_in_which_rewards_can_differ(name):
+    with pytest.raises(ConfigError, match="group_size=1"):
+        recipe(name, refill=True).refuse_group_size(1)
+    recipe(name, refill=True).refuse_group_size(8)
+
+
+def test_the_learning_rate_rises_to_its_peak_in_a_straight_line_and_falls_in_one():
+    shares = [Schedule(warmup=4, final=0.1).share(step, 10) for step in range(10)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[-1] == pytest.approx(0.1)
+    falls = [before - after for before, after in itertools.pairwise(shares[3:])]
+    assert falls == pytest.approx([0.15] * 6)
+    assert [Schedule().share(step, 3) for step in range(3)] == [1.0] * 3
+    assert [Schedule(final=0.0).share(step, 3) for step in range(3)] == [1.0, 0.5, 0.0]
+    assert (
+        Schedule(warmup=5).share(1, 2) == 0.4 and Schedule(warmup=1, final=0.5).share(0, 1) == 1.0
+    )

@@ -1,0 +1,404 @@
+"""State-based verifiers: what must be there, what may change, and databases that were written to
+hurt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from contextlib import closing
+
+import pytest
+from conftest import require
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError, TaskError, VerifierError
+from agentrl.sandboxes import open_pool
+from agentrl.types import EndReason, Task
+from agentrl.verifiers.base import Submission
+from agentrl.verifiers.state import stores as state
+from agentrl.verifiers.state.rows import Rules, Tolerance, differences
+from agentrl.verifiers.state.stores import file_state, json_state, judge_files, sqlite_state
+
+
+def judge(verifier, hidden, artifacts, *, files=None, declared=None, pool=None):
+    task = Task(
+        id="t",
+        instruction="",
+        files=files or {},
+        artifacts=tuple(declared or artifacts),
+        hidden=hidden,
+        oracle={},
+    )
+    return verifier(Submission(task, (), EndReason.SUBMITTED, artifacts, pool))
+
+
+def run(*args, **fields):
+    return asyncio.run(judge(*args, **fields))
+
+
+BEFORE = {"a.txt": "one", "b.txt": "two", "logs/x": "old"}
+DECLARED = ("a.txt", "b.txt", "c.txt", "logs/x", "logs/y")
+WANT = {"files": {"a.txt": "ONE", "c.txt": None}, "may_write": ["logs/"]}
+
+
+def files_score(after, hidden=WANT):
+    contents = {path: text.encode() for path, text in after.items()}
+    return run(file_state(), hidden, contents, files=BEFORE, declared=DECLARED)
+
+
+def test_files_as_expected():
+    assert files_score({**BEFORE, "a.txt": "ONE"}).value == 1.0
+    assert files_score({**BEFORE, "a.txt": "ONE", "logs/x": "new", "logs/y": "more"}).value == 1.0
+    score = files_score({"a.txt": "ONE", "b.txt": "two"})
+    assert (score.value, score.parts) == (1.0, {"expected": 1.0, "outside": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("after", "expected", "why"),
+    [
+        (BEFORE, 0.5, "not as expected: a.txt"),
+        ({**BEFORE, "a.txt": "ONE", "c.txt": ""}, 0.5, "not as expected: c.txt"),
+        ({**BEFORE, "a.txt": "ONE", "b.txt": "TWO"}, 1.0, "changed outside the write set: b.txt"),
+        ({"a.txt": "ONE"}, 1.0, "changed outside the write set: b.txt"),
+        (
+            {"c.txt": "x"},
+            0.0,
+            "not as expected: a.txt; c.txt; changed outside the write set: b.txt",
+        ),
+    ],
+)
+def test_files_otherwise_fail_and_are_named(after, expected, why):
+    score = files_score(after)
+    assert (score.value, score.parts["expected"], score.why) == (0.0, expected, why)
+
+
+def test_a_folder_covers_what_is_in_it_and_a_path_only_itself():
+    after = {"logs/y": b"", "logsy": b""}
+    assert judge_files({}, after, {}, ["logs/"]).why == "changed outside the write set: logsy"
+    assert (
+        judge_files({}, after, {}, ["logs", "logsy"]).why == "changed outside the write set: logs/y"
+    )
+
+
+trees = st.dictionaries(st.sampled_from(["a", "b", "c/d", "c/e"]), st.binary(max_size=2))
+
+
+@given(trees, trees, st.sets(st.sampled_from(["a", "b", "c/"])))
+def test_only_changes_outside_the_write_set_are_counted(before, after, free):
+    score = judge_files(before, after, {}, free)
+    changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+    outside = {
+        path
+        for path in changed
+        if path not in free and not ("c/" in free and path.startswith("c/"))
+    }
+    assert (score.value, score.parts["outside"]) == (float(not outside), len(outside))
+    assert judge_files(before, after, after, []).value == float(not set(before) - set(after))
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {},
+        {"files": ["a.txt"]},
+        {"files": {"a.txt": 1}},
+        {"files": {"unseen": "x"}},
+        {"files": {"a.txt": {"py": "f()"}}},
+        {"files": {"a.txt": "x"}, "may_write": "logs"},
+    ],
+)
+def test_files_in_another_form_are_the_tasks_fault(hidden):
+    with pytest.raises(TaskError, match=r"hidden\."):
+        files_score(BEFORE, hidden)
+
+
+def test_expected_bytes():
+    hidden = {"files": {"a.txt": {"py": "b'\\xff'"}}}
+    assert run(file_state(), hidden, {"a.txt": b"\xff"}).value == 1.0
+    assert run(file_state(), hidden, {"a.txt": b"\xfe"}).value == 0.0
+
+
+def equal(want, got, **rules):
+    return not differences({"t": want}, {"t": got}, Rules(**rules))
+
+
+def test_rows_have_exact_types_and_no_order():
+    assert equal([{"a": 1}, {"a": 2}], [{"a": 2}, {"a": 1}])
+    assert not equal([{"a": 1}, {"a": 2}], [{"a": 2}, {"a": 1}], ordered=frozenset({"t"}))
+    assert equal([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}], ordered=frozenset({"t"}))
+    for other in (True, 1.0, "1", b"1", None, [1]):
+        assert not equal([{"a": 1}], [{"a": other}])
+        assert not equal([{"a": 1}], [{"a": other}], ordered=frozenset({"t"}))
+    for want, got in (
+        ([{"a": 1}], []),
+        ([], [{"a": 1}]),
+        ([{"a": 1}] * 2, [{"a": 1}]),
+        ([{"a": 1}], [{"b": 1}]),
+    ):
+        assert not equal(want, got)
+        assert not equal(want, got, ordered=frozenset({"t"}))
+
+
+def test_floats_have_a_tolerance_and_nothing_else_has():
+    near = Tolerance(atol=0.1)
+    assert equal([{"a": 1.0}], [{"a": 1.05}], tolerance=near)
+    assert not equal([{"a": 1.0}], [{"a": 1.05}])
+    assert not equal([{"a": 10}], [{"a": 10.05}], tolerance=near)
+    assert equal([{"a": 100.0}], [{"a": 100.5}], tolerance=Tolerance(rtol=0.01))
+    assert equal([{"a": float("nan")}], [{"a": float("nan")}])
+    assert not equal([{"a": 1e308}], [{"a": float("inf")}], tolerance=Tolerance(rtol=0.9))
+    # each row has its partner only if the pairing is a real matching
+    assert equal(
+        [{"a": 1.0, "b": 0.0}, {"a": 2.0, "b": 0.0}],
+        [{"a": 1.9, "b": 0.5}, {"a": 1.1, "b": -0.5}],
+        tolerance=Tolerance(atol=0.9),
+    )
+
+
+def test_the_write_set_is_free_and_all_else_is_named():
+    expected = {"t": [{"id": 1, "at": 5}], "log": []}
+    found = {"t": [{"id": 1, "at": 6}], "log": [{"x": 1}]}
+    assert set(differences(expected, found, Rules())) == {"t", "log"}
+    assert not differences(expected, found, Rules(may_write=frozenset({"t.at", "log"})))
+    assert not differences(
+        expected, {"t": [{"id": 1}]}, Rules(may_write=frozenset({"t.at", "log"}))
+    )
+    assert differences(expected, {"u": []}, Rules()) == {
+        "log": "is missing", "t": "is missing", "u": "is not expected"
+    }  # fmt: skip
+
+
+row = st.dictionaries(
+    st.sampled_from("ab"), st.none() | st.booleans() | st.integers(0, 2) | st.floats(0, 2)
+)
+
+
+@given(st.lists(row, max_size=6), st.randoms(use_true_random=False), st.data())
+def test_a_shuffled_table_is_equal_and_one_with_another_row_is_not(rows, random, data):
+    assert equal(rows, random.sample(rows, len(rows)))
+    assert not equal(rows, [*rows, {"c": 1}])
+    if rows:
+        place = data.draw(st.integers(0, len(rows) - 1))
+        assert not equal(rows, rows[:place] + rows[place + 1 :])
+        assert not equal(rows, [*rows[:place], {**rows[place], "a": "x"}, *rows[place + 1 :]])
+
+
+def test_many_rows_take_no_time():
+    rows = [{"id": index % 2, "x": index * 1.0} for index in range(3000)]
+    assert equal(rows, rows[::-1], tolerance=Tolerance(atol=0.25))
+    assert not equal(rows, [*rows[:-1], {"id": 1, "x": -1.0}], tolerance=Tolerance(atol=0.25))
+
+
+def json_score(state, tables=None, **hidden):
+    text = state if isinstance(state, bytes) else json.dumps(state).encode()
+    return run(
+        json_state(),
+        {"state": "s.json", "tables": tables or {"t": [{"a": 1}]}, **hidden},
+        {"s.json": text},
+    )
+
+
+def test_json_state():
+    assert json_score({"t": [{"a": 1}]}).value == 1.0
+    assert (
+        json_score(
+            {"t": [{"a": 1, "b": [1.5, {"c": None}]}]}, {"t": [{"a": 1, "b": [1.5, {"c": None}]}]}
+        ).value
+        == 1.0
+    )
+    assert json_score({"t": [{"a": 2}]}).why == "table t lacks 1 expected rows and has 1 others"
+    assert json_score({"t": [{"a": 2}]}, may_write=["t.a"]).value == 1.0
+    score = json_score({"t": [{"a": 1}]}, {"t": [{"a": 1}], "u": []})
+    assert (score.value, score.parts) == (0.0, {"tables": 0.5})
+    for broken in (
+        b"",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b"9" * 10_000,
+        b'{"t": [' + b"[" * 900 + b"]" * 900 + b"]}",
+    ):
+        assert json_score(broken).value == 0.0
+    for odd in ([], {"t": 1}, {"t": [1]}, None):
+        assert json_score(odd).value == 0.0
+    assert (
+        run(json_state(), {"state": "s.json", "tables": {}}, {}, declared=["s.json"]).value == 0.0
+    )
+
+
+@pytest.mark.parametrize("kind", ["json", "sqlite"])
+def test_the_event_loop_goes_on_while_tables_are_compared(kind, monkeypatch, bubblewrap):
+    """The comparison waits for something that the loop has yet to do: on the loop itself it would
+    wait in vain.
+    """
+    seen: list[bool] = []
+
+    async def grade():
+        loop, went_on = asyncio.get_running_loop(), threading.Event()
+
+        def slow(*args):
+            loop.call_soon_threadsafe(went_on.set)
+            seen.append(went_on.wait(timeout=20))
+            return differences(*args)
+
+        monkeypatch.setattr(state, "differences", slow)
+        if kind == "json":
+            hidden = {"state": "s.json", "tables": {"t": []}}
+            return await judge(json_state(), hidden, {"s.json": b'{"t": []}'})
+        pool = open_pool("bubblewrap", size=1)
+        try:
+            hidden = {"database": "a.db", "tables": {}}
+            return await judge(sqlite_state(), hidden, {"a.db": b""}, pool=pool)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(grade()).value == 1.0 and seen == [True]
+
+
+def test_a_row_nested_deeply_is_only_wrong():
+    deep = b'{"t": [{"a": ' + b"[" * 900 + b"]" * 900 + b"}]}"
+    assert json_score(deep).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "hidden", [{"tables": []}, {"tables": {"t": [1]}}, {"state": 1}, {"ordered": 1}]
+)
+def test_tables_in_another_form_are_the_tasks_fault(hidden):
+    with pytest.raises(TaskError, match=r"hidden\."):
+        run(json_state(), {"state": "s.json", "tables": {}, **hidden}, {"s.json": b"{}"})
+
+
+def test_a_tolerance_that_is_none_is_refused():
+    for settings in ({"rtol": 1}, {"rtol": -1}, {"atol": float("inf")}, {"atol": float("nan")}):
+        with pytest.raises(ConfigError, match="rtol"):
+            json_state(**settings)
+
+
+SCHEMA = (
+    "CREATE TABLE orders (id INTEGER, name TEXT, price REAL, at, data BLOB); CREATE TABLE empty"
+    " (x);"
+)
+FILL = "INSERT INTO orders VALUES (1, 'a', 2.5, NULL, x'00ff'), (2, 'b\"c', 1e999, 'now', NULL);"
+ORDERS = [
+    {"id": 2, "name": 'b"c', "price": {"py": "1e999"}, "at": "now", "data": None},
+    {"id": 1, "name": "a", "price": 2.5, "at": None, "data": {"py": "b'\\x00\\xff'"}},
+]
+TABLES = {"orders": ORDERS, "empty": []}
+HIDDEN = {"database": "shop.db", "tables": TABLES}
+
+
+def database(tmp_path, script=""):
+    path = tmp_path / "shop.db"
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(SCHEMA + FILL + script)
+    return path.read_bytes()
+
+
+def judge_all(backend, contents, hidden=HIDDEN):
+    """Scores of databases in one pool."""
+    if backend == "bubblewrap":
+        require("bubblewrap")
+
+    async def all_of_them():
+        pool = open_pool(backend, size=2)
+        try:
+            jobs = (
+                judge(sqlite_state(), hidden, {"shop.db": content}, pool=pool)
+                for content in contents
+            )
+            return await asyncio.gather(*jobs)
+        finally:
+            await pool.close()
+
+    return asyncio.run(all_of_them())
+
+
+CHANGES = {
+    "a row more": "INSERT INTO empty VALUES (1);",
+    "a row less": "DELETE FROM orders WHERE id = 1;",
+    "another type": "UPDATE orders SET at = 0 WHERE id = 1;",
+    "text for a blob": "UPDATE orders SET data = CAST(data AS TEXT);",
+    "a table more": "CREATE TABLE planted (x);",
+    "a table less": "DROP TABLE empty;",
+    "a trigger": "CREATE TRIGGER planted AFTER INSERT ON empty BEGIN DELETE FROM orders; END;",
+    "a view": "CREATE VIEW planted AS SELECT 1;",
+    "a view for a table": "DROP TABLE empty; CREATE VIEW empty AS SELECT 1 AS x WHERE 0;",
+    "a virtual table": "CREATE VIRTUAL TABLE planted USING fts5(x);",
+    "a column that is huge": "CREATE TABLE planted (x, y AS (zeroblob(900000000))); INSERT INTO planted VALUES (1);",
+    "many rows that are huge": "CREATE TABLE planted (x, y AS (zeroblob(800000))); "
+    "WITH n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 5000) INSERT INTO planted SELECT x FROM n;",
+    "text that is no text": "CREATE TABLE planted AS SELECT CAST(x'ff' AS TEXT) AS x;",
+    "a name that is none": 'CREATE TABLE "a""b; DROP TABLE orders" (x);',
+    "a lying schema": "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'CREATE TABLE orders (id)' "
+    "WHERE name = 'orders';",
+    "a broken schema": "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql = 'nonsense';",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
+def test_a_database_is_right_or_wrong_row_by_row(tmp_path, backend):
+    good = database(tmp_path)
+    wrong = [database(tmp_path, change) for change in CHANGES.values()]
+    broken = [b"", b"x" * 5000, good[:5000], good[:100] + b"\xff" * (len(good) - 100)]
+    right, indexed, *others = judge_all(
+        backend, [good, database(tmp_path, "CREATE INDEX i ON orders (id);"), *wrong, *broken]
+    )
+    assert (right.value, right.parts, right.why) == (
+        1.0,
+        {"tables": 1.0},
+        "the rows are as expected",
+    )
+    assert indexed.value == 1.0
+    names = [*CHANGES, "empty file", "no database", "cut short", "overwritten"]
+    assert {name: score.value for name, score in zip(names, others, strict=True)} == dict.fromkeys(
+        names, 0.0
+    )
+    whys = {name: score.why.encode().decode() for name, score in zip(names, others, strict=True)}
+    assert whys["a trigger"] == "trigger planted is not expected"
+    assert whys["many rows that are huge"].endswith("its rows take more than 900,000 bytes")
+
+
+def test_what_may_be_written_is_free_in_a_database(tmp_path):
+    changed = database(
+        tmp_path,
+        "UPDATE orders SET at = id; INSERT INTO empty VALUES (9); CREATE VIEW v AS SELECT 1;",
+    )
+    hidden = {**HIDDEN, "may_write": ["orders.at", "empty", "v"]}
+    assert [score.value for score in judge_all("process", [changed], hidden)] == [1.0]
+    assert [
+        score.value for score in judge_all("process", [changed], {**HIDDEN, "may_write": ["v"]})
+    ] == [0.0]
+    ordered = {**HIDDEN, "ordered": ["orders"]}
+    assert [score.value for score in judge_all("process", [database(tmp_path)], ordered)] == [0.0]
+
+
+def test_a_missing_database_is_wrong_and_a_missing_pool_is_broken(tmp_path):
+    with pytest.raises(VerifierError, match="pool"):
+        run(sqlite_state(), HIDDEN, {"shop.db": database(tmp_path)})
+
+    async def missing():
+        pool = open_pool("process", size=1)
+        try:
+            return await judge(sqlite_state(), HIDDEN, {}, declared=["shop.db"], pool=pool)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(missing()).value == 0.0
+
+
+def test_a_grader_without_sqlite_is_broken_and_gives_no_number(tmp_path):
+    async def broken():
+        pool = open_pool("process", size=1)
+        try:
+            verifier = sqlite_state(python="/bin/false")
+            await judge(verifier, HIDDEN, {"shop.db": database(tmp_path)}, pool=pool)
+        finally:
+            await pool.close()
+
+    with pytest.raises(VerifierError, match="no database at all"):
+        asyncio.run(broken())

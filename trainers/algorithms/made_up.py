@@ -1,0 +1,98 @@
+"""A batch of made-up numbers with every field filled, on which a recipe is tried before a run
+starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.trainers.algorithms.parts import name_of, options
+from agentrl.trainers.batch import PolicyOutput, TokenBatch
+
+if TYPE_CHECKING:
+    from agentrl.trainers.algorithms.recipes import Recipe
+
+
+def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
+    """Compute a loss of made-up numbers, on which parts that contradict each other say so.
+
+    Args:
+        settings: those of the options of its parts that were asked for.
+
+    Raises:
+        ConfigError: parts contradict each other, or a setting changes nothing.
+    """
+    terms: tuple[Callable[..., Any], ...] = (*found.before, *found.regularisers)
+    for part in terms:
+        known = options(part)
+        named = [name for name in known if name in settings]
+        if named and (
+            idle := [n for n in known if n.endswith("_coef") and not known[n] and n not in settings]
+        ):
+            raise ConfigError(
+                f"{named[0]} changes nothing while {idle[0]} is 0: set {idle[0]} as well"
+            )
+    unread = "turn_weights" if found.turn_weights else "kl_reward_coef"
+    if "gdpo" in map(name_of, found.credit) and (found.turn_weights or unread in found.options):
+        raise ConfigError(
+            f"{unread} changes nothing in recipe {found.name}: it reads the parts of a score alone"
+        )
+    batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
+    whole = replace(
+        found, filter_groups=False, refill=False
+    )  # the one group that is made up may be without signal
+    batch = found.correct(whole.advantage(batch))
+    found.loss(output, batch)
+    if batch.weights_BT is not None and not batch.weights_BT.any():
+        raise ConfigError(
+            f"recipe {found.name} with {settings} gives weight 0 even to what its policy just"
+            " sampled"
+        )
+
+
+def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:
+    """Two episodes of one group, one won and one lost, two trained tokens each; and what a policy
+    says of them.
+
+    Args:
+        parts: names of score terms that both episodes have.
+    """
+    numbers_BT, ids_BT = torch.full((2, 3), -0.7), torch.ones(2, 3, dtype=torch.int64)
+    top_BTK, reward_E = (
+        numbers_BT[..., None].expand(2, 3, 2),
+        torch.tensor([0.0, 1.0], dtype=torch.float64),
+    )
+    turn_BT = torch.tensor([[-1, 0, 0]] * 2, dtype=torch.int32)
+    batch = TokenBatch(
+        ids_BT=ids_BT,
+        mask_BT=turn_BT >= 0,
+        attention_BT=ids_BT > 0,
+        old_logprobs_BT=numbers_BT,
+        advantages_BT=torch.full_like(numbers_BT, torch.nan),
+        turn_BT=turn_BT,
+        version_BT=turn_BT,
+        episode_B=torch.arange(2),
+        group_E=torch.zeros(2, dtype=torch.int64),
+        reward_E=reward_E,
+        truncated_E=torch.zeros(2, dtype=torch.bool),
+        tokens_E=torch.tensor([2, 2]),
+        n_tokens=4,
+        n_episodes=2,
+        version=0,
+        parts_E=dict.fromkeys(parts, reward_E),
+        rewards_BT=torch.zeros(2, 3, dtype=torch.float64),
+        state_BT=ids_BT,
+        proximal_logprobs_BT=numbers_BT,
+        ref_logprobs_BT=numbers_BT,
+        entropy_BT=-numbers_BT,
+        values_BT=numbers_BT,
+        top_ids_BTK=torch.stack((ids_BT, ids_BT + 1), -1),
+        top_logprobs_BTK=top_BTK,
+        greedy_reward_E=torch.zeros_like(reward_E),
+    )
+    return batch, PolicyOutput(numbers_BT, -numbers_BT, top_BTK, router_loss=torch.tensor(1.0))

@@ -1,0 +1,1 @@
+"""Training on what was recorded or written."""

@@ -1,0 +1,1 @@
+"""Training on what the policy plays: the loop, its parts and its folder."""

@@ -1,0 +1,55 @@
+"""Coefficients that follow a target: what is measured after the updates of a round, and the recipe
+of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.trainers.algorithms.losses import by_token
+from agentrl.trainers.algorithms.regularisers import kl_k3
+from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.online.prepare import without_gradient
+from agentrl.trainers.online.run import Run
+
+
+def adapt(run: Run, batch: TokenBatch, history: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Let the coefficients of the run's recipe follow their targets; those that this round trained
+    with, as metrics.
+
+    A round is what PPO's section 4 calls a policy update: all its minibatches and epochs. Where no
+    optimizer step was taken, nothing was measured and nothing moves.
+
+    - `anchor_kl_coef` reads KL(π_anchor‖π) of the policy as it is now, over all trained tokens of
+      the round (k3 of the sampled tokens, where the paper sums over the actions): one more forward
+      pass. `policy/kl` would not do, as it is measured in front of each step: with one step per
+      round it is 0.
+    - `entropy_coef` reads the entropy in front of the first step: over its tokens, which are a
+      random share of the round's episodes where there are several minibatches.
+
+    Args:
+        batch: of the whole round.
+        history: metrics of its optimizer steps.
+
+    Raises:
+        TrainingError: what was measured is no number.
+    """
+    rules = run.recipe.rules()
+    metrics = {f"policy/{option}": rule.coef for option, rule in rules.items()}
+    if not rules or not any(step["updates"] for step in history):
+        return metrics
+    measured = dict[str, float]()
+    if "anchor_kl_coef" in rules:
+        measured["anchor_kl_coef"] = metrics["policy/kl_after"] = _kl_from_anchor(run, batch)
+    if "entropy_coef" in rules:
+        measured["entropy_coef"] = metrics["policy/entropy_before"] = history[0]["entropy"]
+    run.recipe = run.recipe.moved(
+        {option: rule.update(measured[option]).coef for option, rule in rules.items()}
+    )
+    return metrics
+
+
+def _kl_from_anchor(run: Run, batch: TokenBatch) -> float:
+    """KL(π_anchor‖π) in nats per trained token, π as it is now."""
+    now_BT = without_gradient(run, run.model, batch).logprobs_BT
+    return float(by_token(kl_k3(batch.anchor_BT, now_BT), batch))

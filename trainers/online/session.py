@@ -1,0 +1,137 @@
+"""A training run as a user sees it: settings in, live progress on the terminal, a run folder with a
+report out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.registry import factory
+from agentrl.report.display import EpisodeBar, console, episode_bar
+from agentrl.report.page import write_report
+from agentrl.trainers.config import TrainConfig, read_config
+from agentrl.trainers.observe.trackers import check_trackers
+from agentrl.trainers.online import checkpoint
+from agentrl.trainers.online.loop import train
+from agentrl.trainers.online.memory import plan_run, plan_table
+from agentrl.trainers.online.run import Listener, Run
+
+
+def plan_training(
+    config: Path, overrides: Sequence[str] = (), *, show: bool = True
+) -> dict[str, Any]:
+    """Say which models and bytes the run of a TOML file will hold; no weights are loaded and
+    nothing is written.
+
+    Returns:
+        `Plan.row()`: "peak_bytes" and what they are made of.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    settings = read_config(config, overrides)
+    found = plan_run(settings, factory(settings.env, **settings.env_settings)().limits)
+    if show:
+        console.print(plan_table(found))
+    return found.row()
+
+
+def run_training(
+    config: Path,
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    log_to: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Train as a TOML file says.
+
+    Args:
+        log_to: trackers beside `metrics.jsonl`, names of `trackers.TRACKERS`.
+
+    Returns:
+        {"run", "steps", "model", "report", "eval"}: folders, rounds done, and the last held-out
+        evaluation.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing was written.
+        TrainingError: training cannot go on; the run folder keeps all that was reached.
+    """
+    return train_with_display(read_config(config, overrides), folder, resume=resume, log_to=log_to)
+
+
+def train_with_display(
+    config: TrainConfig, folder: Path, *, resume: bool = False, log_to: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Train with a progress bar, then write the report, which is also written when training stops
+    early.
+    """
+    report = None
+    check_trackers(log_to)
+    with (
+        episode_bar("starting") as bar,
+        Run(config, folder, resume=resume, listen=follow(bar, config)) as run,
+    ):
+        run.track(log_to)
+        for name, (old, new) in run.changed.items():
+            console.print(
+                f"resumed with {name} = {new!r} (was {old!r})", highlight=False, soft_wrap=True
+            )
+        try:
+            train(run)
+        finally:
+            if run.history():
+                report = write_report(folder, tokenizer=run.tokenizer)
+    last = checkpoint.latest(folder)
+    return {
+        "run": str(folder),
+        "steps": config.steps,
+        "model": str(last.model) if last else None,
+        "report": str(report) if report else None,
+        "eval": [
+            {
+                name: value
+                for name, value in row.items()
+                if name == "step" or name.startswith("eval/")
+            }
+            for row in run.history()
+            if "eval/n_scored" in row
+        ],
+    }
+
+
+def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
+    """A listener that moves the bar with every episode and prints a line for every round."""
+
+    def listen(kind: str, what: Any) -> None:
+        if kind == "episode":
+            bar.episode(what)
+        elif kind == "phase":
+            bar.restart(*what)
+        elif kind == "warning":
+            console.print(f"[yellow]{what}[/yellow]", highlight=False, soft_wrap=True)
+        elif kind == "metrics":
+            console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
+
+    return listen
+
+
+def describe(row: dict[str, Any], steps: int) -> str:
+    """One round in one line."""
+    shown = (
+        ("reward/mean", "reward {:.3f}"),
+        ("groups/no_signal", "no signal {:.0%}"),
+        ("value/explained_variance", "explained {:.2f}"),
+        ("policy/entropy", "entropy {:.3f}"),
+        ("policy/kl", "kl {:.4f}"),
+        ("length/sampled_mean", "tokens {:.0f}"),
+        ("time/rollout_s", "rollout {:.1f} s"),
+        ("time/update_s", "update {:.1f} s"),
+        ("eval/pass_at_1", "[bold]held-out pass@1 {:.3f}[/bold]"),
+        ("eval/failed_infra", "failed by infrastructure {:.0f}"),
+    )
+    row = {name: value for name, value in row.items() if name != "eval/failed_infra" or value}
+    parts = [text.format(row[name]) for name, text in shown if name in row]
+    return f"round {row['step']:>{len(str(steps))}}/{steps}  " + "  ".join(parts)

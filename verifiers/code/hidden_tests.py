@@ -1,0 +1,370 @@
+"""Judge code by hidden tests, in a fresh grader sandbox, in a process that the candidate never
+shares.
+
+The verdict is reached on the host, from one bounded evidence message that carries a random nonce of
+this grading. Exit codes, markers in output and files are never looked at, so there is nothing of
+that kind to forge. See `runner` for the other end, and docs/verifiers.md for what is defended
+against, and what is left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from agentrl.errors import VerifierError
+from agentrl.sandboxes.base import Isolation
+from agentrl.types import Score, Task
+from agentrl.verifiers.base import Submission
+from agentrl.verifiers.code.controls import Copies, Kept
+from agentrl.verifiers.code.hidden import Cases, Check, Draws, Hidden, Tests, read_hidden
+from agentrl.verifiers.code.runner.codec import CodecError, decode, encode
+
+PYTHON = "/usr/bin/python3"
+NONCE_BYTES = 16
+GRACE_S = 10.0
+_PARTS = {
+    "cases": ("codec", "child", "judge"),
+    "generate": ("codec", "lazy", "child", "judge"),
+    "check": ("codec", "lazy", "child", "judge"),
+    "tests": ("codec", "minitest", "pytest_run", "child", "judge"),
+}
+_FACTS = {
+    "time_limit": "a time limit was met",
+    "ended": "the candidate's process ended",
+    "unreadable": "an answer of the candidate could not be read",
+    "memory": "an answer of the candidate was too large",
+    "unexpected_test": "tests were reported that do not exist",
+    "silenced": "the candidate ended the judge, which judges the reference without trouble",
+    "control": "a test was reported as passed while what it expected was false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the judge saw.
+
+    Attributes:
+        outcomes: one letter for each expected case or test: p passed, f failed, - not reached.
+        fact: what ended judging early; empty if nothing did.
+        broken: what is wrong with the hidden material; empty if nothing is.
+        calls: how often the candidate was asked.
+        survived: whether processes of the candidate could not be ended.
+        guess: the chance that code which reports for its tests was right by luck; above 0 for
+            `tests` alone.
+        wall_s: how long the judge ran.
+    """
+
+    outcomes: str
+    fact: str = ""
+    broken: str = ""
+    calls: int = 0
+    survived: bool = False
+    guess: float = 0.0
+    wall_s: float = 0.0
+
+
+def met_a_limit(score: Score) -> bool:
+    """Whether a clock or the memory decided, so that the same files might be judged otherwise
+    another time.
+    """
+    return any(_FACTS[fact] in score.why for fact in ("time_limit", "memory", "silenced"))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds for one call of the candidate and for everything, and the interpreter of the grader
+    sandbox.
+    """
+
+    call_s: float
+    wall_s: float
+    python: str
+    isolation: Isolation = "reset"
+
+    def without(self, spent_s: float) -> Budget | None:
+        """What is left; None for nothing."""
+        left_s = self.wall_s - spent_s
+        return replace(self, wall_s=left_s, call_s=min(self.call_s, left_s)) if left_s > 0 else None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.call_s <= self.wall_s < float("inf"):
+            raise ValueError(
+                f"call_s={self.call_s} and wall_s={self.wall_s} must be positive and in this order"
+            )
+
+
+def hidden_tests(
+    *,
+    call_s: float = 10.0,
+    wall_s: float = 120.0,
+    partial: bool = False,
+    fresh: Literal["grading", "case"] = "grading",
+    python: str = PYTHON,
+) -> Callable[[Submission], Awaitable[Score]]:
+    """A verifier for code: 1.0 if every hidden case or test passes, else 0.0.
+
+    Args:
+        call_s: seconds that one call of the candidate (or loading its file) may take; beyond them
+            the score is 0. Waiting for a processor that others use does not count, sleeping does.
+        wall_s: seconds for all of a grading; beyond them the score is 0. Waiting for a sandbox does
+            not count.
+        fresh: what gets a sandbox and a process of its own: each grading, or each of its `cases`,
+            so that a candidate can carry nothing from one call to the next. That costs a grading
+            for every case.
+        partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that
+            share.
+        python: interpreter inside the grader sandbox.
+
+    The verifier raises VerifierError if the judge itself is broken, TaskError if the task's hidden
+    part is none, and SandboxLost if the grader sandbox died: never a number for these.
+    """
+    budget = Budget(call_s, wall_s, python)
+    kept = Kept()
+
+    async def verify(submission: Submission) -> Score:
+        hidden = read_hidden(submission.task)
+        missing = [path for path in submission.task.artifacts if path not in submission.artifacts]
+        if missing:
+            return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
+        if isinstance(hidden, Tests):
+            evidence = await _controlled(
+                submission, hidden, await _copies(submission, hidden, budget, kept), budget
+            )
+        elif isinstance(hidden, Cases) and fresh == "case":
+            evidence = await _one_by_one(submission, hidden, budget)
+        else:
+            evidence = await _find_evidence(submission, hidden, budget)
+        return score(evidence, partial)
+
+    return verify
+
+
+async def _copies(submission: Submission, hidden: Tests, budget: Budget, kept: Kept) -> Copies:
+    task = submission.task
+    reference = replace(submission, artifacts=_reference(task))
+
+    async def judge(tests: Mapping[str, str]) -> str:
+        return (await _find_evidence(reference, replace(hidden, tests=tests), budget)).outcomes
+
+    return await kept.copies(task, hidden, judge)
+
+
+async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> Evidence:
+    """The evidence of cases that were judged apart, each in a sandbox that nobody had, until one
+    ends the grading.
+    """
+    outcomes, calls, left = "", 0, replace(budget, isolation="fresh")
+    for case in random.Random(submission.seed).sample(hidden.cases, hidden.count):
+        evidence = await _find_evidence(submission, replace(hidden, cases=(case,)), left)
+        outcomes, calls, rest = (
+            outcomes + evidence.outcomes,
+            calls + evidence.calls,
+            left.without(evidence.wall_s),
+        )
+        if evidence.fact or evidence.survived or rest is None:
+            fact = evidence.fact or ("" if rest else "time_limit")
+            return replace(
+                evidence, outcomes=outcomes.ljust(hidden.count, "-"), calls=calls, fact=fact
+            )
+        left = rest
+    return Evidence(outcomes, calls=calls)
+
+
+async def _controlled(
+    submission: Submission, hidden: Tests, copies: Copies, budget: Budget
+) -> Evidence:
+    """The evidence of true and of wrong copies taken together: p is a test that was right about
+    every copy.
+
+    It ends where no test can count any more: a candidate that ends a process or meets a limit gets
+        nothing.
+    """
+    outcomes, calls, forged, left = ["p"] * len(copies.ids), 0, False, budget
+    for tests, wanted in copies.rounds(random.SystemRandom()):
+        evidence = await _find_evidence(submission, replace(hidden, tests=tests), left)
+        calls, rest = calls + evidence.calls, left.without(evidence.wall_s)
+        if evidence.fact or evidence.survived or rest is None:
+            fact = evidence.fact or ("" if rest else "time_limit")
+            return replace(
+                evidence, outcomes="-" * len(copies.ids), calls=calls, fact=fact, guess=copies.guess
+            )
+        left, pairs = rest, list(zip(evidence.outcomes, wanted, strict=True))
+        forged = forged or ("p", "f") in pairs
+        outcomes = [
+            known if seen == want else "f"
+            for known, (seen, want) in zip(outcomes, pairs, strict=True)
+        ]
+        if "p" not in outcomes:
+            break
+    return Evidence(
+        "".join(outcomes), fact="control" if forged else "", calls=calls, guess=copies.guess
+    )
+
+
+def score(evidence: Evidence, partial: bool = False) -> Score:
+    """The verdict: passed is what is positively known to have passed, and nothing else."""
+    count, passed = len(evidence.outcomes), evidence.outcomes.count("p")
+    share = passed / count
+    whole = passed == count and not evidence.fact and not evidence.survived and evidence.calls > 0
+    why = f"{passed} of {count} hidden tests passed"
+    if evidence.fact.startswith("import:"):
+        why += f": loading the artifact raised {evidence.fact.removeprefix('import:')}"
+    elif evidence.fact.startswith("check:"):
+        why += f": the check ended in {evidence.fact.removeprefix('check:')}"
+    elif evidence.fact:
+        why += f": {_FACTS.get(evidence.fact, 'judging ended early')}"
+    elif evidence.survived:
+        why += ": processes of the candidate could not be ended"
+    value = 1.0 if whole else share if partial and passed < count and not evidence.survived else 0.0
+    parts = {"passed": share, "guess": evidence.guess} if evidence.guess else {"passed": share}
+    return Score(value, parts, why)
+
+
+async def _find_evidence(submission: Submission, hidden: Hidden, budget: Budget) -> Evidence:
+    """Run the judge; if it falls silent or says that it is broken, find out who is to blame.
+
+    A candidate can kill the judge or take its limits away (they share a user), and so can a broken
+    machine. A silent judge is asked twice; if it then judges the reference solution but not the
+    candidate, it was the candidate.
+
+    Raises:
+        VerifierError: the judge is silent about the reference too, or the hidden material is
+            broken.
+    """
+    task = submission.task
+    if submission.pool is None:
+        raise VerifierError(
+            f"task {task.id!r}: hidden tests need a sandbox pool, and the submission has none"
+        )
+    artifacts = {path: submission.artifacts[path] for path in task.artifacts}
+    for _ in range(2):
+        evidence, _ = await _run(
+            submission, artifacts, _request(hidden, budget, submission.seed), budget
+        )
+        if evidence is not None and not evidence.broken:
+            return evidence
+        if evidence is not None:
+            break
+    reference = _reference(task)
+    evidence, note = await _run(
+        submission, reference, _request(hidden, budget, submission.seed), budget
+    )
+    if evidence is None:
+        raise VerifierError(
+            f"task {task.id!r}: the judge gave no evidence, not even about the reference ({note})"
+        )
+    if evidence.broken:
+        raise VerifierError(f"task {task.id!r}: {evidence.broken}")
+    return Evidence("-" * hidden.count, fact="silenced")
+
+
+def _reference(task: Task) -> dict[str, bytes]:
+    """The oracle's artifacts; a file that is not given is empty."""
+    given = task.oracle.get("files", {})
+    return {path: str(given.get(path, "")).encode() for path in task.artifacts}
+
+
+async def _run(
+    submission: Submission, artifacts: Mapping[str, bytes], request: dict[str, Any], budget: Budget
+) -> tuple[Evidence | None, str]:
+    """Judge once in a fresh sandbox; returns the evidence, or None and how the judge ended."""
+    body = encode(request)
+    stdin = _runner_packet(request["form"]) + len(body).to_bytes(4, "little") + body
+    assert submission.pool is not None
+    async with submission.pool.lease(
+        "grader", isolation=budget.isolation, untrusted=submission.untrusted
+    ) as sandbox:
+        await sandbox.put(artifacts)
+        result = await sandbox.exec(
+            [budget.python, "-I", "-S", "-B", "-c", _boot()],
+            stdin=stdin,
+            timeout_s=budget.wall_s + GRACE_S,
+        )
+    evidence = (
+        None if result.dropped else read_evidence(result.stdout, request["nonce"], request["count"])
+    )
+    evidence = evidence and replace(evidence, wall_s=result.wall_s)
+    end = (
+        "timed out" if result.timed_out else f"exit code {result.exit_code}, signal {result.signal}"
+    )
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return evidence, f"{end}; {lines[-1][:200]}" if lines else end
+
+
+def _request(hidden: Hidden, budget: Budget, seed: int) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "nonce": secrets.token_bytes(NONCE_BYTES),
+        "count": hidden.count,
+        "call_s": float(budget.call_s),
+        "wall_s": float(budget.wall_s),
+    }
+    match hidden:
+        case Cases():
+            cases = [(case.args, dict(case.kwargs), case.want) for case in hidden.cases]
+            random.Random(seed).shuffle(cases)
+            request |= {"form": "cases", "path": hidden.path, "entry_point": hidden.entry_point}
+            request |= {"cases": cases, "atol": hidden.atol}
+        case Draws():
+            request |= {"form": "generate", "path": hidden.path, "entry_point": hidden.entry_point}
+            request |= {
+                "generate": hidden.generate,
+                "reference": hidden.reference,
+                "atol": hidden.atol,
+                "seed": seed,
+            }
+        case Check():
+            request |= {
+                "form": "check",
+                "path": hidden.path,
+                "entry_point": hidden.entry_point,
+                "check": hidden.check,
+            }
+        case Tests():
+            request |= {"form": "tests", "tests": dict(hidden.tests), "ids": list(hidden.ids)}
+            request |= {"by_pytest": hidden.by_pytest}
+    return request
+
+
+def read_evidence(message: bytes, nonce: bytes, count: int) -> Evidence | None:
+    """The evidence in a message; None unless it is exactly one well-formed message with this nonce."""
+    if message[:NONCE_BYTES] != nonce:
+        return None
+    try:
+        found = decode(message[NONCE_BYTES:])
+    except CodecError:
+        return None
+    shape = {"outcomes": str, "fact": str, "broken": str, "calls": int, "survived": bool}
+    if type(found) is not dict or {key: type(value) for key, value in found.items()} != shape:
+        return None
+    if len(found["outcomes"]) != count or set(found["outcomes"]) - set("pf-"):
+        return None
+    return Evidence(**found)
+
+
+@cache
+def _boot() -> str:
+    return (files("agentrl.verifiers.code.runner") / "boot.py").read_text()
+
+
+@cache
+def _runner_packet(form: str) -> bytes:
+    """The runner as one frame: modules as source, and as code for graders with the host's Python
+    version.
+    """
+    folder = files("agentrl.verifiers.code.runner")
+    package = "agentrl.verifiers.code.runner"
+    texts = dict.fromkeys(("agentrl", "agentrl.verifiers", package), "")
+    texts |= {f"{package}.{part}": (folder / f"{part}.py").read_text() for part in _PARTS[form]}
+    modules = [
+        (name, text, marshal.dumps(compile(text, name, "exec"))) for name, text in texts.items()
+    ]
+    packet = marshal.dumps((importlib.util.MAGIC_NUMBER, modules))
+    return len(packet).to_bytes(4, "little") + packet

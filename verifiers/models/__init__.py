@@ -1,0 +1,1 @@
+"""Models as judges, and their agreement with people."""

@@ -1,0 +1,183 @@
+"""A scalar-head transformers model as a verifier. Torch is imported when one is made, and nowhere
+else in this room.
+
+A learned reward is a proxy: it is bounded here, and it is never the only reward of an environment
+    that has tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentrl.aio import run_in_thread
+from agentrl.chat.tokens import Chat
+from agentrl.errors import ConfigError, VerifierError
+from agentrl.types import Message, Score
+from agentrl.verifiers.base import Submission
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Bound = Callable[[float], float]
+
+
+def sigmoid(raw: float) -> float:
+    """Squash any number into [0, 1]: the probability of being preferred to something of reward 0
+    (Bradley-Terry).
+    """
+    return (
+        1 / (1 + math.exp(-raw))
+        if raw >= 0
+        else math.exp(raw) / (1 + math.exp(raw))
+        if raw > -700
+        else 0.0
+    )
+
+
+def clipped(low: float, high: float) -> Bound:
+    """A bound that keeps what lies between two numbers and moves the rest to the nearer one.
+
+    Raises:
+        ConfigError: they are not finite, or the first is not the lower one.
+    """
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"low={low} and high={high} must be finite, and low below high")
+    return lambda raw: min(max(raw, low), high)
+
+
+class RewardModel:
+    """Scores a conversation by the scalar head of a sequence-classification model.
+
+    The conversation is rendered by the tokenizer's own chat template; control tokens that somebody
+    spelled in a message are plain text to the model. Gradings that wait at the same time are scored
+    in one batch, on a thread.
+
+    Args:
+        model: with one label (`AutoModelForSequenceClassification`, `num_labels=1`).
+        tokenizer: the model's own, with a chat template and a padding token.
+        bound: makes a finite reward of the raw number; `sigmoid` or `clipped(low, high)`.
+        max_tokens: longest conversation; default: what the model takes. A longer one is not cut: it
+            gets the lowest reward and says so, since otherwise an answer could run away from its
+            judge.
+        max_batch: conversations in one forward pass.
+
+    Raises:
+        ConfigError: the model has no scalar head, or the tokenizer no padding token.
+        TemplateError: the chat template cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        bound: Bound = sigmoid,
+        max_tokens: int = 0,
+        max_batch: int = 16,
+    ) -> None:
+        labels = model.config.num_labels
+        if labels != 1:
+            raise ConfigError(
+                f"num_labels={labels} of the reward model must be 1: it needs a scalar head"
+            )
+        pad = tokenizer.pad_token_id
+        if not isinstance(pad, int):
+            raise ConfigError(
+                "the reward model's tokenizer has no padding token: set tokenizer.pad_token"
+            )
+        model.config.get_text_config().pad_token_id = pad
+        self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
+        self._model = model.eval()
+        self._template = Chat(tokenizer, on_rewrite="keep").template
+        self._pad = pad
+        self._bound = bound
+        self._max_batch = max_batch
+        self._waiting: list[_Request] = []
+        self._busy: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path, **options: Any) -> RewardModel:
+        """Load a model folder; options are those of the class.
+
+        Raises:
+            ConfigError: torch is missing, or the folder holds no reward model with a trained head.
+        """
+        try:
+            from agentrl.engines.loading import load_reward_model, load_tokenizer
+        except ImportError as error:
+            raise ConfigError(
+                "reward models need torch and transformers: pip install 'agentrl[train]'"
+            ) from error
+        return cls(load_reward_model(folder), load_tokenizer(folder), **options)
+
+    async def __call__(self, submission: Submission, /) -> Score:
+        """The bounded reward of the whole conversation; the model's own number is the part `raw`.
+
+        Raises:
+            VerifierError: the model failed, or gave a number that is not finite.
+        """
+        ids = self.encode(submission.messages)
+        if len(ids) > self.max_tokens:
+            why = (
+                f"not judged: {len(ids)} tokens are more than the reward model's {self.max_tokens}"
+            )
+            return Score(self._bound(-math.inf), {"too_long": 1.0}, why)
+        raw = await self._raw(ids)
+        if not math.isfinite(raw):
+            raise VerifierError(f"the reward model gave {raw} on task {submission.task.id}")
+        return Score(self._bound(raw), {"raw": raw}, "scored by a reward model")
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The token ids of a conversation, as the model reads it."""
+        return tuple(self._template.encode(self._template.render(messages, generation=False)))
+
+    async def _raw(self, ids: tuple[int, ...]) -> float:
+        reply: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(ids, reply))
+        if self._busy is None or self._busy.done():
+            self._busy = asyncio.get_running_loop().create_task(self._run())
+        return await reply
+
+    async def _run(self) -> None:
+        """Score what is waiting, until nothing is; rows of similar length go together."""
+        await asyncio.sleep(0)  # lets gradings that start in this turn of the loop join the batch
+        while self._waiting:
+            due, self._waiting = sorted(self._waiting, key=lambda request: len(request.ids)), []
+            for start in range(0, len(due), self._max_batch):
+                await self._answer([request for request in due[start : start + self._max_batch]])
+
+    async def _answer(self, rows: Sequence[_Request]) -> None:
+        try:
+            raws = await run_in_thread(lambda: self._forward([request.ids for request in rows]))
+        except Exception as cause:  # noqa: BLE001 - handed to every grading that waits for this batch
+            for request in rows:
+                if not request.reply.done():
+                    request.reply.set_exception(VerifierError(f"the reward model failed: {cause}"))
+            return
+        for request, raw in zip(rows, raws, strict=True):
+            if not request.reply.done():
+                request.reply.set_result(raw)
+
+    def _forward(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
+        """Raw rewards of B rows, padded on the right."""
+        import torch
+
+        width = max(map(len, rows))
+        ids_BT = torch.tensor([[*row, *[self._pad] * (width - len(row))] for row in rows])
+        attention_BT = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        device = self._model.device
+        with torch.inference_mode():
+            logits_B1 = self._model(
+                input_ids=ids_BT.to(device), attention_mask=attention_BT.to(device)
+            ).logits
+        raws: list[float] = logits_B1.squeeze(-1).float().tolist()
+        return raws
+
+
+class _Request(NamedTuple):
+    ids: tuple[int, ...]
+    reply: asyncio.Future[float]
