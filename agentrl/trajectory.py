@@ -18,6 +18,9 @@ from agentrl.types import Ending, EndReason, Message, Score, TaskView
 FinishReason = Literal["stop", "length"]
 
 
+Phase = Literal["train", "eval", "greedy"]
+
+
 class SegmentKind(Enum):
     """Who wrote the tokens: the task's opening, the policy, or the world."""
 
@@ -153,13 +156,25 @@ class Trajectory:
 
 
 class EpisodeKey(NamedTuple):
-    """Names one episode for good: what is recorded under a key again replaces what was."""
+    """Names one episode for good: what is recorded under a key again replaces what was.
+
+    Attributes:
+        run: name of the run.
+        step: round of training, from 0; the policy has been updated so often.
+        task: id of the task.
+        sample: which of the G episodes of its group.
+        attempt: how often infrastructure failed the episode before.
+        phase: what it was played for: training, an evaluation, or a greedy baseline of training.
+        draw: which draw of tasks of the round; above 0 for those that replace other groups.
+    """
 
     run: str
     step: int
     task: str
     sample: int
     attempt: int = 0
+    phase: Phase = "train"
+    draw: int = 0
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,30 @@ class Compute(BaseModel):
     """"adamw", or "adamw8bit" with moments of 8 bits."""
 
 
+class OptimizerSettings(BaseModel):
+    """How a gradient becomes a step, beside the learning rate."""
+
+    model_config = STRICT
+
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
+    """Of AdamW's moments."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW, times the learning rate."""
+    max_grad_norm: float = Field(default=0.5, gt=0, allow_inf_nan=True)
+    """Longer gradients are scaled down to this norm; `inf`: never."""
+
+
+class Engine(BaseModel):
+    """What samples."""
+
+    model_config = STRICT
+
+    name: Literal["transformers"] = "transformers"
+    """The engine."""
+    own_weights: bool = False
+    """Sample from a second copy of the weights, which each round replaces; costs their memory."""
+
+
 class Schedule(BaseModel):
     """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
 
@@ -150,10 +174,14 @@ class TrainConfig(BaseModel):
     """Peak learning rate of AdamW."""
     schedule: Schedule = Schedule()
     """How the learning rate moves over the rounds: `{warmup = 4, final = 0.1}`."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """Betas, weight decay and the norm that gradients are clipped to."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps per round."""
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
+    engine: Engine = Engine()
+    """What samples: `{name = "transformers", own_weights = true}`."""
     compute: Compute = Compute()
     """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`.
     """

@@ -293,7 +293,7 @@ def _summary(
     rows = {row["step"]: row for row in trained["eval"]}
     before, after = rows[0], rows[config.steps]
     held_out = [
-        e for e in read_episodes(folder / "episodes.jsonl").values() if e.key.run.endswith("/eval")
+        e for e in read_episodes(folder / "episodes.jsonl").values() if e.key.phase == "eval"
     ]
     solved = [e.counts.tool_calls for e in held_out if e.key.step == config.steps and e.passed]
     return {

@@ -4,10 +4,10 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from agentrl.trajectory import FinishReason
 
@@ -35,18 +35,46 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled: ids (the stop token included), one log-probability each, why it ended, by
-    which weights.
+    """What one request sampled.
+
+    Attributes:
+        ids: token ids, the stop token included.
+        logprobs: one log-probability for each id.
+        finish: why sampling ended.
+        version: of the weights that sampled all of it.
+        per_token: what an engine says of each token besides, as arrays whose first axis is the
+            token: "routing" (experts that were chosen, layers × k), "kept" (ids that a truncated
+            distribution could draw). Empty for engines that have neither.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
     version: int
+    per_token: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Weights(Protocol):
+    """The weights of a policy at one moment.
+
+    Attributes:
+        module: the live model that holds them. An engine that samples from this very module has
+            nothing to copy.
+    """
+
+    module: Any
+
+    def tensors(self) -> Mapping[str, Any]:
+        """Name of each parameter, as in the model's own folder, to its tensor."""
+        ...
 
 
 class Engine(Protocol):
-    """Samples continuations. Requests that arrive together may be batched."""
+    """Samples continuations. Requests that arrive together may be batched.
+
+    `generate` and `seat` are called on the loop thread of the rollouts; the other methods may be
+    called from any thread.
+    """
 
     version: int
     context_length: int
@@ -57,14 +85,35 @@ class Engine(Protocol):
         """Sample one continuation; equal arguments and weights give equal draws.
 
         Raises:
-            EngineError: sampling failed.
+            EngineError: sampling failed, or was aborted.
         """
         ...
 
     def seat(self) -> AbstractContextManager[None]:
-        """Announce an episode that will send requests: a turn-synchronous engine waits for all that
-        are seated.
+        """Announce an episode that will send requests.
+
+        A turn-synchronous engine waits for all that are seated.
         """
+        ...
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Sample with these weights from now on.
+
+        It returns when the engine has them. A generation that is under way ends with the old
+        weights and the old version: none is sampled by two.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Begin no further generation until `resume`; requests wait."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    def abort(self) -> None:
+        """End every request that waits or runs with an `EngineError`."""
         ...
 
     async def close(self) -> None:

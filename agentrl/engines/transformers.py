@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from agentrl.engines.base import Generation, Sampling
+from agentrl.engines.base import Generation, Sampling, Weights
 from agentrl.errors import EngineError
 
 if TYPE_CHECKING:
@@ -67,12 +67,15 @@ class TransformersEngine:
         self._max_batch = max_batch
         self._seats = 0
         self._waiting: list[_Request] = []
+        self._running: list[_Request] = []
+        self._paused = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._busy: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="agentrl-sampler")
 
     @contextmanager
     def seat(self) -> Iterator[None]:
-        """Announce an episode; a synchronous engine samples when all seated episodes wait for it."""
+        """Announce an episode; a synchronous engine waits for the requests of all that are seated."""
         self._seats += 1
         try:
             yield
@@ -99,17 +102,38 @@ class TransformersEngine:
                 f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the"
                 f" context length {self.context_length}"
             )
-        reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Generation] = self._loop.create_future()
         self._waiting.append(_Request(tuple(prompt_ids), sampling, seed, reply))
         self._start()
         return await reply
 
-    def load(self, source: torch.nn.Module, version: int) -> None:
-        """Take over the weights of `source` (nothing is copied when it is the engine's own model)."""
+    def load(self, weights: Weights, version: int) -> None:
+        """Sample with these weights from the next batch on; the batch that runs is waited for."""
         with self.lock:
-            if source is not self.model:
-                self.model.load_state_dict(source.state_dict())
+            if weights.module is not self.model:
+                self.model.load_state_dict(weights.tensors())
             self.version = version
+
+    def pause(self) -> None:
+        """Begin no further batch until `resume`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Sample what has been waiting."""
+        self._paused = False
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start)
+
+    def abort(self) -> None:
+        """End every request that waits or runs with an `EngineError`."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._abort)
+
+    def _abort(self) -> None:
+        for request in (*self._waiting, *self._running):
+            if not request.reply.done():
+                request.reply.set_exception(EngineError("the request was aborted"))
 
     async def close(self) -> None:
         """End the sampling thread; safe to call twice."""
@@ -118,7 +142,8 @@ class TransformersEngine:
     def _due(self) -> bool:
         """Whether a batch should be sampled now."""
         self._waiting = [request for request in self._waiting if not request.reply.done()]
-        return bool(self._waiting) and (not self._synchronous or len(self._waiting) >= self._seats)
+        complete = not self._synchronous or len(self._waiting) >= self._seats
+        return bool(self._waiting) and complete and not self._paused
 
     def _start(self) -> None:
         if self._due() and (self._busy is None or self._busy.done()):
@@ -126,9 +151,7 @@ class TransformersEngine:
 
     async def _run(self) -> None:
         """Sample what is waiting, until nothing is due."""
-        await asyncio.sleep(
-            0
-        )  # lets requests that are being made in this turn of the loop join the batch
+        await asyncio.sleep(0)  # requests made in this turn of the loop join the batch
         while self._due():
             batch, self._waiting = sorted(self._waiting, key=_batch_order), []
             for _, alike in groupby(batch, key=lambda request: _batch_order(request)[0]):
@@ -137,6 +160,7 @@ class TransformersEngine:
                     await self._answer(rows[start : start + self._max_batch])
 
     async def _answer(self, rows: list[_Request]) -> None:
+        self._running = rows
         try:
             results = await asyncio.get_running_loop().run_in_executor(
                 self._worker, self._sample, rows
@@ -154,9 +178,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _sample(self, rows: Sequence[_Request]) -> list[Generation]:
-        """Prefill, then decode until each row has stopped. Letters: B rows still alive, T
-        positions, V tokens.
-        """
+        """Prefill, then decode until each row has stopped."""
         with self.lock:
             was_training = self.model.training
             self.model.eval()
@@ -175,9 +197,7 @@ class _Batch:
     cache: Any
 
     def keep(self, alive: list[int]) -> None:
-        """Go on with the rows `alive` (positions within the batch); one that stands twice is
-        copied.
-        """
+        """Go on with the rows at these places of the batch; one that stands twice is copied."""
         index = torch.tensor(alive, device=self.attention_BT.device)
         self.rows = [self.rows[i] for i in alive]
         self.attention_BT = self.attention_BT[index]
@@ -211,9 +231,7 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
             logits_to_keep=1,
         )
         logits_BV = output.logits[:, -1]
-        if (
-            step == 0
-        ):  # a prompt that several rows share (the episodes of a group) was computed once
+        if step == 0:  # a prompt that several rows share (those of a group) was computed once
             batch.keep(prompt_of)
             batch.rows = list(range(len(requests)))
             row_of_B = torch.tensor(prompt_of, device=device)
@@ -228,7 +246,7 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
             logprobs[row].append(logprob)
             if stop:
                 finish[row] = "stop"
-            elif len(ids[row]) < limits[row] and not requests[row].reply.cancelled():
+            elif len(ids[row]) < limits[row] and not requests[row].reply.done():
                 alive.append(index)
         if not alive:
             break
@@ -247,8 +265,11 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
 def draw(
     logits_BV: torch.Tensor, u_B: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row by inverting the cumulative distribution at `u_B` (uniform on [0, 1),
-    float64).
+    """Draw one token per row by inverting the cumulative distribution.
+
+    Args:
+        logits_BV: B rows, V tokens of the vocabulary.
+        u_B: float64, uniform on [0, 1).
 
     Returns:
         tokens_B (int64) and logprobs_B (float32): of the distribution after temperature, top-k and
@@ -296,9 +317,7 @@ def _left_pad(
 
 
 def _batch_order(request: _Request) -> tuple[tuple[float, float, int], int, int, tuple[int, ...]]:
-    """Rows of one distribution stand together, rows of like length side by side, and arrival plays
-    no part.
-    """
+    """Rows of one distribution together, like lengths side by side, whenever they arrived."""
     sampling = request.sampling
     distribution = (sampling.temperature, sampling.top_p, sampling.top_k)
     return distribution, len(request.prompt_ids), request.seed, request.prompt_ids

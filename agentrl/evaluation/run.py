@@ -128,7 +128,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         kept = [episode for task in admitted for episode in _samples_of(task, plan, done)]
         again = {task.id for task in admitted} - {episode.task.id for episode in kept}
         progress.started(len(again) * plan.samples)
-        rollouts.gather([task for task in admitted if task.id in again], 0)
+        rollouts.gather([task for task in admitted if task.id in again], 0, phase="eval")
     attempts = [*kept, *played]
     episodes = _last_attempts(attempts)
     result = {

@@ -23,7 +23,7 @@ def episode_row(episode: Episode) -> Row:
     ]
     task, score, counts = episode.task, episode.score, episode.counts
     return {
-        "key": list(episode.key),
+        "key": episode.key._asdict(),
         "env": episode.env,
         "task": {name: getattr(task, name) for name in TaskView.model_fields},
         "start": episode.start,
@@ -85,7 +85,7 @@ def episode_of(row: Row) -> Episode:
     """
     segments = [_segment(item) for item in row["segments"]]
     return Episode(
-        key=EpisodeKey(*row["key"]),
+        key=EpisodeKey(**row["key"]),
         env=row["env"],
         task=TaskView(**row["task"]),
         start=row["start"],

@@ -206,10 +206,12 @@ def flags_over(rows: Sequence[_Light]) -> Iterator[Flag]:
     """Episodes of steps at which the mean reward jumps or the length blows up, against the steps
     before.
     """
-    runs: dict[str, dict[int, list[_Light]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[tuple[str, str, int], dict[int, list[_Light]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for row in rows:
         if row.reward is not None:
-            runs[row.key.run][row.key.step].append(row)
+            runs[row.key.run, row.key.phase, row.key.draw][row.key.step].append(row)
     for steps in runs.values():
         order = sorted(steps)
         rewards = [statistics.fmean(row.reward or 0.0 for row in steps[step]) for step in order]

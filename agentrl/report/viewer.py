@@ -49,7 +49,7 @@ class Light:
     @property
     def held_out(self) -> bool:
         """Whether it was played by an evaluation inside of a training run."""
-        return self.key.run.endswith("/eval")
+        return self.key.phase == "eval"
 
     @classmethod
     def of(cls, episode: Episode) -> Light:

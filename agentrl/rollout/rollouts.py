@@ -1,43 +1,107 @@
-"""`Rollouts` plays groups of episodes on a loop thread of its own."""
+"""From tasks to finished groups: the sampler, and the handle of what it is playing."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agentrl.aio import LoopThread
+from agentrl.engines.base import Weights
 from agentrl.errors import ConfigError, ContractError
-from agentrl.policies.base import Policy
+from agentrl.policies.base import Policy, TokenPolicy
 from agentrl.rollout.play import Setting, play
-from agentrl.trajectory import Episode, EpisodeKey, Group
+from agentrl.trajectory import Episode, EpisodeKey, Group, Phase
 from agentrl.types import Ending, Task
 
 Result = TypeVar("Result")
+_Finished = asyncio.Queue[Group | BaseException]
 
 
 class _Batch(NamedTuple):
     """What the episodes of one dispatch have in common."""
 
     step: int
+    phase: Phase
+    draw: int
     group_size: int
-    run: str
     setting: Setting
 
 
+class Handle:
+    """The groups of one dispatch, in the order in which they finish.
+
+    Several handles may be open at once: each gets its own groups and no other's.
+    """
+
+    def __init__(self, thread: LoopThread, tasks: Sequence[Task], room: int) -> None:
+        self._thread = thread
+        self._tasks = tasks
+        self._left = len(tasks)
+        self._finished: asyncio.Queue[Group | BaseException] = asyncio.Queue(maxsize=room)
+
+    def next(self) -> Group:
+        """Wait for the next finished group, whatever its task.
+
+        Raises:
+            UserError: the environment or a task is wrong for every episode alike; this dispatch
+                plays no further.
+            RuntimeError: every group has been taken, or the dispatch has ended.
+        """
+        if not self._left:
+            raise RuntimeError("every group of this dispatch has been taken")
+        item = self._thread.run(self._finished.get())
+        if isinstance(item, BaseException):
+            self._left = 0
+            raise item
+        self._left -= 1
+        return item
+
+    def gather(self) -> list[Group]:
+        """All groups that were not taken yet, in the order of their tasks."""
+        groups = [self.next() for _ in range(self._left)]
+        place = {task.id: index for index, task in enumerate(self._tasks)}
+        return sorted(groups, key=lambda group: place[group.task.id])
+
+
+class Sampler(Protocol):
+    """Plays tasks with a policy whose weights it is given from time to time."""
+
+    def dispatch(
+        self,
+        tasks: Iterable[Task],
+        step: int,
+        *,
+        phase: Phase = "train",
+        draw: int = 0,
+        group_size: int | None = None,
+        policy: Policy | None = None,
+    ) -> Handle:
+        """Start playing one group per task and return at once; any number may be in flight."""
+        ...
+
+    def sync(self, weights: Weights, version: int) -> None:
+        """Play with these weights from now on; returns when the engine has them."""
+        ...
+
+    def close(self) -> None:
+        """Stop what is playing and free all parts; safe to call twice."""
+        ...
+
+
 class Rollouts:
-    """Plays groups of G episodes on its own loop thread, so that updates never hold up an episode.
+    """The sampler of one process: episodes play on its own loop thread, so updates never stop them.
 
     Args:
         setting: environment, policy, sandboxes and seeds.
         group_size: G, episodes per task.
-        concurrency: episodes that play at the same time.
+        concurrency: episodes that play at the same time, over all dispatches.
         retries: how often an episode that infrastructure failed is played again.
         on_episode: called on the loop thread with every finished episode, retried ones included.
 
-    With `setting.deterministic` the episodes of a step play in fixed waves of `concurrency`, which
-    fixes the engine's batches; otherwise a finished episode makes room for the next one at once.
+    With `setting.deterministic` the episodes of a dispatch play in fixed waves of `concurrency`,
+    which fixes the engine's batches; otherwise a finished episode makes room for the next at once.
     """
 
     def __init__(
@@ -57,9 +121,6 @@ class Rollouts:
         self._check_places()
         self._thread = LoopThread()
         self._dispatched: set[asyncio.Task[Any]] = set()
-        self._finished: asyncio.Queue[Group | BaseException] = asyncio.Queue(
-            maxsize=max(concurrency, 8)
-        )
         self._room = asyncio.Semaphore(concurrency)
 
     def dispatch(
@@ -67,12 +128,20 @@ class Rollouts:
         tasks: Iterable[Task],
         step: int,
         *,
+        phase: Phase = "train",
+        draw: int = 0,
         group_size: int | None = None,
-        run: str | None = None,
         policy: Policy | None = None,
-    ) -> None:
-        """Start playing one group per task and return at once; size, run name and policy may differ
-        from the usual.
+    ) -> Handle:
+        """Start playing one group per task and return at once.
+
+        Args:
+            tasks: each with an id of its own.
+            step: the round, part of every episode's key.
+            phase: what the episodes are for, part of the key.
+            draw: which draw of tasks of this round it is, part of the key.
+            group_size: episodes per task, where not the usual.
+            policy: who plays, where not the usual.
 
         Raises:
             ContractError: two tasks share an id, so their episodes would share a key.
@@ -87,38 +156,37 @@ class Rollouts:
                 )
             seen.add(task.id)
         setting = replace(self.setting, policy=policy or self.setting.policy)
-        batch = _Batch(step, group_size or self.group_size, run or self.setting.run, setting)
-        self._thread.submit(self._play_all(due, batch))
-
-    def next(self) -> Group:
-        """Wait for the next finished group, whatever its task.
-
-        Raises:
-            UserError: the environment or a task is wrong for every episode alike; its dispatch
-                plays no further.
-            RuntimeError: nothing was dispatched that could still come.
-        """
-        item = self._thread.run(self._take())
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        batch = _Batch(step, phase, draw, group_size or self.group_size, setting)
+        handle = Handle(self._thread, due, max(self._concurrency, 8))
+        self._thread.submit(self._play_all(due, batch, handle._finished))
+        return handle
 
     def gather(
         self,
-        tasks: Sequence[Task],
+        tasks: Iterable[Task],
         step: int,
         *,
+        phase: Phase = "train",
+        draw: int = 0,
         group_size: int | None = None,
-        run: str | None = None,
         policy: Policy | None = None,
     ) -> list[Group]:
-        """Play one group per task and return them in the order of the tasks; the rest as in
-        `dispatch`.
+        """Play one group per task, wait, and return them in the order of the tasks."""
+        return self.dispatch(
+            tasks, step, phase=phase, draw=draw, group_size=group_size, policy=policy
+        ).gather()
+
+    def sync(self, weights: Weights, version: int) -> None:
+        """Give the policy's engine these weights; returns when it has them.
+
+        Raises:
+            ConfigError: the policy does not sample from an engine.
         """
-        self.dispatch(tasks, step, group_size=group_size, run=run, policy=policy)
-        groups = [self.next() for _ in tasks]
-        place = {task.id: index for index, task in enumerate(tasks)}
-        return sorted(groups, key=lambda group: place[group.task.id])
+        if not isinstance(self.setting.policy, TokenPolicy):
+            raise ConfigError(
+                f"policy {self.setting.policy.name!r} has no engine that takes weights"
+            )
+        self.setting.policy.engine.load(weights, version)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop thread, where the sandbox pool lives, and wait for it."""
@@ -152,29 +220,22 @@ class Rollouts:
         if self.setting.pool is not None:
             await self.setting.pool.close()
 
-    async def _take(self) -> Group | BaseException:
-        if self._finished.empty() and not self._dispatched:
-            raise RuntimeError(
-                "nothing is playing that next() could wait for: dispatch tasks first"
-            )
-        return await self._finished.get()
-
-    async def _play_all(self, tasks: list[Task], batch: _Batch) -> None:
+    async def _play_all(self, tasks: list[Task], batch: _Batch, finished: _Finished) -> None:
         this = asyncio.current_task()
         assert this is not None
         self._dispatched.add(this)
         this.add_done_callback(self._dispatched.discard)
         try:
             if self.setting.deterministic:
-                await self._play_in_waves(tasks, batch)
+                await self._play_in_waves(tasks, batch, finished)
             else:
                 async with asyncio.TaskGroup() as playing:
                     for task in tasks:
-                        playing.create_task(self._play_group(task, batch))
+                        playing.create_task(self._play_group(task, batch, finished))
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
-            await self._finished.put(_first(error))
+            await finished.put(_first(error))
 
-    async def _play_group(self, task: Task, batch: _Batch) -> None:
+    async def _play_group(self, task: Task, batch: _Batch, finished: _Finished) -> None:
         async def one(sample: int) -> Episode:
             async with self._room:
                 for attempt in range(self._retries + 1):
@@ -185,9 +246,9 @@ class Rollouts:
 
         async with asyncio.TaskGroup() as playing:
             episodes = [playing.create_task(one(sample)) for sample in range(batch.group_size)]
-        await self._finished.put(_group(episode.result() for episode in episodes))
+        await finished.put(_group(episode.result() for episode in episodes))
 
-    async def _play_in_waves(self, tasks: list[Task], batch: _Batch) -> None:
+    async def _play_in_waves(self, tasks: list[Task], batch: _Batch, finished: _Finished) -> None:
         done: dict[tuple[str, int], Episode] = {}
         due = [(task, sample) for task in tasks for sample in range(batch.group_size)]
         for attempt in range(self._retries + 1):
@@ -207,14 +268,13 @@ class Rollouts:
                 if done[task.id, sample].end.ending is Ending.FAILED
             ]
         for task in tasks:
-            await self._finished.put(
-                _group(done[task.id, sample] for sample in range(batch.group_size))
-            )
+            await finished.put(_group(done[task.id, sample] for sample in range(batch.group_size)))
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
-        episode = await play(
-            batch.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt)
+        key = EpisodeKey(
+            batch.setting.run, batch.step, task.id, sample, attempt, batch.phase, batch.draw
         )
+        episode = await play(batch.setting, task, key)
         try:
             self._on_episode(episode)
         except SystemExit as error:  # it would end the loop thread, and next() would wait for ever

@@ -1,6 +1,4 @@
-"""The models of a run as its compute settings ask for them: precision, adapters, gradient
-checkpointing, reference.
-"""
+"""The models of a run as its compute settings ask for them."""
 
 from __future__ import annotations
 
@@ -14,18 +12,14 @@ import torch
 from agentrl.engines.loading import best_device, load_model
 from agentrl.errors import ConfigError
 from agentrl.trainers.config import Compute
-from agentrl.trainers.models.optim import make_optimizer
 
 
-def load_policy(
-    path: str | Path, compute: Compute, learning_rate: float, adapter: str | Path | None = None
-) -> tuple[Any, torch.optim.Optimizer]:
-    """The model that trains, on its device, and its optimizer.
+def load_policy(path: str | Path, compute: Compute, adapter: str | Path | None = None) -> Any:
+    """The model that trains, on its device.
 
     Args:
         path: a Hugging Face folder.
-        compute: precision, adapters, checkpointing, optimizer.
-        learning_rate: of the optimizer.
+        compute: device, precision, adapters, checkpointing.
         adapter: a folder that `save_policy` wrote an adapter to, to continue from; None: a new one,
             which changes nothing before its first step.
 
@@ -38,8 +32,7 @@ def load_policy(
             "compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or 'cpu'"
         )
     device = best_device() if compute.device == "auto" else compute.device
-    model = equipped(load_model(path, device, dtype=policy_dtype(compute)), compute, adapter)
-    return model, make_optimizer(model.parameters(), learning_rate, compute.optimizer)
+    return equipped(load_model(path, device, dtype=policy_dtype(compute)), compute, adapter)
 
 
 def policy_dtype(compute: Compute) -> torch.dtype:

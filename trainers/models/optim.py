@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.config import OptimizerName
-
-BETAS = (0.9, 0.95)
+from agentrl.trainers.config import OptimizerName, OptimizerSettings
 
 
 def make_optimizer(
-    parameters: Iterable[torch.nn.Parameter], learning_rate: float, name: OptimizerName = "adamw"
+    parameters: Iterable[torch.nn.Parameter],
+    learning_rate: float,
+    name: OptimizerName = "adamw",
+    settings: OptimizerSettings | None = None,
 ) -> torch.optim.Optimizer:
-    """An optimizer over those parameters that train; no weight decay.
+    """An optimizer over those parameters that train.
 
     Args:
         parameters: all of a model's; frozen ones are left out.
@@ -24,22 +25,27 @@ def make_optimizer(
         name: "adamw": torch's, one fused kernel. "adamw8bit": torchao's, whose two moments take a
             byte per weight each instead of eight bytes together (https://arxiv.org/abs/2110.02861);
             tensors of fewer than 4096 elements keep theirs in float32.
+        settings: betas and weight decay, where not the usual.
 
     Raises:
         ConfigError: the library of the optimizer is not installed.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    settings = settings or OptimizerSettings()
+    options: dict[str, Any] = {
+        "lr": learning_rate,
+        "betas": settings.betas,
+        "weight_decay": settings.weight_decay,
+    }
     if name == "adamw":
-        return torch.optim.AdamW(
-            trained, lr=learning_rate, betas=BETAS, weight_decay=0.0, fused=True
-        )
+        return torch.optim.AdamW(trained, **options, fused=True)
     try:
         from torchao.optim import AdamW8bit  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise ConfigError(
             "optimizer='adamw8bit' needs torchao: pip install 'agentrl[lowbit]'"
         ) from None
-    made: Any = AdamW8bit(trained, lr=learning_rate, betas=BETAS, weight_decay=0.0)
+    made: Any = AdamW8bit(trained, **options)
     return made  # type: ignore[no-any-return]
 
 

@@ -69,7 +69,7 @@ class Watch:
             before = (
                 e
                 for key, e in read_episodes(played).items()
-                if "/" not in key.run and key.step < step
+                if key.phase == "train" and not key.draw and key.step < step
             )
             self._seen |= {prompt_of(Group((episode,))) for episode in before}
         self.confirm(step)

@@ -1,21 +1,26 @@
-"""Coefficients that follow a target: what is measured after the updates of a round, and the recipe
-of the next one.
-"""
+"""Coefficients that follow a target, from round to round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from agentrl.trainers.algorithms.losses import by_token
 from agentrl.trainers.algorithms.regularisers import kl_k3
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.online.prepare import without_gradient
-from agentrl.trainers.online.run import Run
+
+if TYPE_CHECKING:
+    from agentrl.trainers.online.learner import Learner
 
 
-def adapt(run: Run, batch: TokenBatch, history: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Let the coefficients of the run's recipe follow their targets; those that this round trained
-    with, as metrics.
+def adapt(
+    learner: Learner, batch: TokenBatch, history: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Let the coefficients of the recipe follow their targets.
+
+    Returns:
+        as metrics, those that this round trained with and what they were judged by.
 
     A round is what PPO's section 4 calls a policy update: all its minibatches and epochs. Where no
     optimizer step was taken, nothing was measured and nothing moves.
@@ -34,22 +39,22 @@ def adapt(run: Run, batch: TokenBatch, history: Sequence[Mapping[str, float]]) -
     Raises:
         TrainingError: what was measured is no number.
     """
-    rules = run.recipe.rules()
+    rules = learner.recipe.rules()
     metrics = {f"policy/{option}": rule.coef for option, rule in rules.items()}
     if not rules or not any(step["updates"] for step in history):
         return metrics
     measured = dict[str, float]()
     if "anchor_kl_coef" in rules:
-        measured["anchor_kl_coef"] = metrics["policy/kl_after"] = _kl_from_anchor(run, batch)
+        measured["anchor_kl_coef"] = metrics["policy/kl_after"] = _kl_from_anchor(learner, batch)
     if "entropy_coef" in rules:
         measured["entropy_coef"] = metrics["policy/entropy_before"] = history[0]["entropy"]
-    run.recipe = run.recipe.moved(
+    learner.recipe = learner.recipe.moved(
         {option: rule.update(measured[option]).coef for option, rule in rules.items()}
     )
     return metrics
 
 
-def _kl_from_anchor(run: Run, batch: TokenBatch) -> float:
+def _kl_from_anchor(learner: Learner, batch: TokenBatch) -> float:
     """KL(π_anchor‖π) in nats per trained token, π as it is now."""
-    now_BT = without_gradient(run, run.model, batch).logprobs_BT
+    now_BT = without_gradient(learner, learner.model, batch).logprobs_BT
     return float(by_token(kl_k3(batch.anchor_BT, now_BT), batch))

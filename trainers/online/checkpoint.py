@@ -1,6 +1,4 @@
-"""Checkpoints: `checkpoints/step_N/`, complete or not there at all, with `model/` as a plain
-Hugging Face folder.
-"""
+"""Checkpoints: `checkpoints/step_N/`, complete or not there, with a plain Hugging Face `model/`."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.records.files import write_json_atomic
-from agentrl.trainers.models.loading import save_policy
 
 _NAME = re.compile(r"^step_(\d+)$")
 
@@ -53,16 +50,9 @@ class Checkpoint:
         return folder if folder.is_dir() else None
 
     @property
-    def draws(self) -> int:
-        """How many rounds of tasks were drawn so far; more than `step` where groups were refilled."""
-        return int(json.loads((self.folder / "state.json").read_text()).get("draws", self.step))
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        """Options of the recipe that had moved, to the value they had then."""
-        found: dict[str, float] = json.loads((self.folder / "state.json").read_text()).get(
-            "coefficients", {}
-        )
+    def state(self) -> dict[str, Any]:
+        """What else is needed to go on: "coefficients" of the recipe, and the "source" of tasks."""
+        found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
         return found
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -72,43 +62,19 @@ class Checkpoint:
         torch.set_rng_state(state["rng"])
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a checkpoint holds.
+def save(run_dir: Path, step: int, write: Callable[[Path], Mapping[str, Any]]) -> Checkpoint:
+    """Write a checkpoint beside its place and move it there, so a crash leaves a whole one or none.
 
-    A reference only where it was reset, a critic only where the recipe has one, coefficients only
-    where they adapt.
-    """
-
-    model: Any
-    tokenizer: Any
-    optimizer: torch.optim.Optimizer
-    draws: int
-    reference: Any = None
-    critic: Any = None
-    coefficients: Mapping[str, float] = field(default_factory=dict)
-
-
-def save(run_dir: Path, step: int, state: Saved) -> Checkpoint:
-    """Write a checkpoint beside its place and move it there in one rename, so a crash leaves none
-    or a whole one.
+    Args:
+        run_dir: the run folder.
+        step: the round that begins from it.
+        write: puts files into the folder it is given, and returns the rest as JSON values.
     """
     folder = run_dir / "checkpoints" / f"step_{step}"
     draft = folder.with_name(f".step_{step}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    save_policy(state.model, draft / "model")
-    state.tokenizer.save_pretrained(draft / "model")
-    if state.reference is not None:
-        state.reference.save_pretrained(draft / "reference")
-    if state.critic is not None:
-        state.critic.save(draft / "critic")
-    torch.save(
-        {"optimizer": state.optimizer.state_dict(), "rng": torch.get_rng_state()},
-        draft / "state.pt",
-    )
-    counts = {"step": step, "draws": state.draws, "coefficients": dict(state.coefficients)}
-    write_json_atomic(draft / "state.json", counts)
+    write_json_atomic(draft / "state.json", {"step": step, **write(draft)})
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     return Checkpoint(folder, step)

@@ -74,15 +74,15 @@ def train_with_display(
         episode_bar("starting") as bar,
         Run(config, folder, resume=resume, listen=follow(bar, config)) as run,
     ):
-        run.track(log_to)
-        for name, (old, new) in run.changed.items():
+        run.folder.track(log_to)
+        for name, (old, new) in run.folder.changed.items():
             console.print(
                 f"resumed with {name} = {new!r} (was {old!r})", highlight=False, soft_wrap=True
             )
         try:
             train(run)
         finally:
-            if run.history():
+            if run.folder.history():
                 report = write_report(folder, tokenizer=run.tokenizer)
     last = checkpoint.latest(folder)
     return {
@@ -96,7 +96,7 @@ def train_with_display(
                 for name, value in row.items()
                 if name == "step" or name.startswith("eval/")
             }
-            for row in run.history()
+            for row in run.folder.history()
             if "eval/n_scored" in row
         ],
     }

@@ -1,0 +1,5 @@
+"""Which tasks are played next. A curriculum is a `TaskSource` that learns from what was played."""
+
+from agentrl.curriculum.source import TaskSource, Uniform
+
+__all__ = ["TaskSource", "Uniform"]

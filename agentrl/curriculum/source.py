@@ -1,0 +1,82 @@
+"""Where a run's tasks come from: a source hands them out and sees how they were played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError
+from agentrl.trajectory import Group
+from agentrl.types import Task
+
+
+class TaskSource(Protocol):
+    """Hands out tasks. Draws, epochs and seeds are its own affair."""
+
+    def next(self, n: int) -> list[Task]:
+        """The next `n` tasks, no two with one id.
+
+        Raises:
+            ConfigError: there are not so many.
+        """
+        ...
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Take notice of the groups that were played, those that will not train included."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that a source needs to go on from here, as JSON values."""
+        ...
+
+
+class Uniform:
+    """Every task once per epoch, in the order of the environment. What was played changes nothing.
+
+    A draw never spans two epochs: the tasks that are left when fewer than `n` remain are not
+    played in that epoch.
+
+    Args:
+        epoch: number of an epoch -> its tasks; epochs may differ in their order.
+        name: of the environment, for error messages.
+        state: of an earlier source, to go on where it stopped.
+    """
+
+    def __init__(
+        self,
+        epoch: Callable[[int], Iterator[Task]],
+        name: str = "the environment",
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tasks_of, self._name = epoch, name
+        self._epoch: int = state["epoch"] if state else 0
+        self._drawn: int = state["drawn"] if state else 0
+        self._stream: Iterator[Task] = islice(epoch(self._epoch), self._drawn, None)
+
+    def next(self, n: int) -> list[Task]:
+        """The next `n` tasks.
+
+        Raises:
+            ConfigError: a whole epoch has fewer.
+        """
+        tasks = list(islice(self._stream, n))
+        if len(tasks) < n:
+            if self._drawn or self._epoch:
+                self._epoch, self._drawn = self._epoch + 1, 0
+                self._stream = iter(self._tasks_of(self._epoch))
+                tasks = list(islice(self._stream, n))
+            if len(tasks) < n:
+                raise ConfigError(
+                    f"{self._name} has {len(tasks)} tasks in split 'train', fewer than the {n} of"
+                    " one round: lower tasks_per_step"
+                )
+        self._drawn += n
+        return tasks
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Nothing: every task is as good as another."""
+
+    def state(self) -> dict[str, Any]:
+        """Epoch, and how many of its tasks were handed out."""
+        return {"epoch": self._epoch, "drawn": self._drawn}

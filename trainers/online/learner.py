@@ -1,0 +1,184 @@
+"""The learner: the models of a run and what changes them. It knows tokens and no environment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.engines.base import Weights
+from agentrl.engines.loading import load_critic
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.rollout.play import derive_seed
+from agentrl.trainers.algorithms.recipes import recipe
+from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.config import TrainConfig
+from agentrl.trainers.models.critic import Critic
+from agentrl.trainers.models.loading import load_policy, reference_of, save_policy
+from agentrl.trainers.models.moe import own_router_loss
+from agentrl.trainers.models.optim import make_optimizer
+from agentrl.trainers.models.weights import PolicyWeights
+from agentrl.trainers.observe.updates import Observer, Unwatched, UpdateLog
+from agentrl.trainers.online.adapt import adapt
+from agentrl.trainers.online.checkpoint import Checkpoint
+from agentrl.trainers.online.prepare import credit, prepare
+from agentrl.trainers.online.update import update
+
+
+class Learner:
+    """Policy, optimizer, reference and critic, as a recipe needs them.
+
+    Args:
+        config: model, recipe, learning rate and compute of the run.
+        found: a checkpoint to go on from.
+        warn: is told sentences about settings that are odd and allowed.
+        keep: puts a batch that broke training aside, and says where.
+
+    Attributes:
+        model: the policy that trains.
+        recipe: the algorithm; its coefficients may move from round to round.
+        reference: a frozen policy, where the recipe reads one.
+        critic: where the recipe reads values.
+        observer: judges what happens before the first step of a round.
+        has_signal: whether the last batch had an advantage other than 0.
+
+    Raises:
+        ConfigError: a model cannot be had, or settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        found: Checkpoint | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        keep: Callable[[TokenBatch, int], object] = lambda batch, step: "nowhere",
+    ) -> None:
+        self.config = config
+        self.keep = keep
+        self.observer: Observer = Unwatched()
+        self.recipe = recipe(config.recipe, **config.loss)
+        self.recipe = self.recipe.moved(found.state["coefficients"] if found else {})
+        self.recipe.refuse_group_size(config.group_size)
+        if self.recipe.critic.warmup >= config.steps and "critic" in self.recipe.needs:
+            warn(
+                f"loss.critic.warmup={self.recipe.critic.warmup} leaves none of"
+                f" steps={config.steps} to the policy: only the critic learns"
+            )
+        source = found.model if found else Path(config.model)
+        with torch.random.fork_rng():  # new adapters are drawn at random
+            torch.manual_seed(self.seed_of("adapter") % 2**63)
+            adapter = found.adapter if found and config.compute.lora_rank else None
+            start = Path(config.model) if adapter else source
+            self.model = load_policy(start, config.compute, adapter)
+        self.optimizer = make_optimizer(
+            self.model.parameters(),
+            config.learning_rate,
+            config.compute.optimizer,
+            config.optimizer,
+        )
+        if "router" in self.recipe.needs:
+            own_router_loss(self.model)  # refuses a model without routers
+        self.reference = self._open_reference(found)
+        self.critic = self._open_critic(found, source)
+        self._was_reset = bool(found and found.reference)
+        self.has_signal = False
+        if found:
+            found.load_optimizer(self.optimizer)
+
+    def step(self, packed: TokenBatch, step: int) -> dict[str, float]:
+        """Learn from one round, and return its metrics.
+
+        Args:
+            packed: groups of finished episodes, as `pack` makes them.
+            step: the round, from 0.
+
+        Raises:
+            TrainingError: the loss or the gradient is not a number.
+            ParityError: sampler and trainer disagree; nothing was trained on this batch.
+        """
+        batch = credit(self, prepare(self, packed), step)
+        self.has_signal = bool((batch.advantages_BT * batch.mask_BT).any())
+        log = UpdateLog(packed, batch, step, self.observer)
+        if self.critic is not None and len(batch):
+            log.row |= self._fit_critic(self.critic, batch, step)
+            if self.critic.is_pretraining(step):
+                return log.row
+        update(self, batch, step, log)
+        metrics = log.metrics(partial(adapt, self, batch, log.steps))
+        self._reset_if_due(step + 1)
+        return metrics
+
+    def weights(self) -> Weights:
+        """What an engine should sample with."""
+        return PolicyWeights(self.model)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the models and the optimizer into a folder.
+
+        Returns:
+            what else is needed to go on, as JSON values.
+        """
+        save_policy(self.model, folder / "model")
+        if self.reference is not None and self._was_reset:
+            reset: Any = self.reference
+            reset.save_pretrained(folder / "reference")
+        if self.critic is not None:
+            self.critic.save(folder / "critic")
+        state = {"optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state()}
+        torch.save(state, folder / "state.pt")
+        return {"coefficients": {name: rule.coef for name, rule in self.recipe.rules().items()}}
+
+    def seed_of(self, *parts: object) -> int:
+        """A seed for one purpose."""
+        return derive_seed(self.config.seed, *parts)
+
+    def _fit_critic(self, critic: Critic, batch: TokenBatch, step: int) -> dict[str, float]:
+        try:
+            return critic.fit(batch, self.seed_of("critic", step))
+        except TrainingError as error:
+            kept = self.keep(batch, step + 1)
+            raise TrainingError(f"round {step + 1}: {error}; the batch is in {kept}") from error
+
+    def _reset_if_due(self, rounds: int) -> None:
+        """ProRL: the present policy becomes the reference, and the optimizer forgets."""
+        every = self.recipe.reset_every
+        if every and rounds % every == 0:
+            self.optimizer.state.clear()
+            if self.reference is not None:
+                self.reference = copy.deepcopy(self.model).requires_grad_(False).eval()
+                self._was_reset = True
+
+    def _open_reference(self, found: Checkpoint | None) -> torch.nn.Module | None:
+        """The policy that the run started from, or the one it was last reset to."""
+        if "reference" not in self.recipe.needs:
+            return None
+        if self.recipe.reset_every and self.config.compute.lora_rank:
+            raise ConfigError(
+                "reset_every needs a reference of its own, and with lora_rank > 0 it is the policy"
+                f" itself: set loss.reset_every=0 for recipe {self.recipe.name}, or"
+                " compute.lora_rank=0"
+            )
+        if found and found.reference:  # it was a copy of the policy, and computes as that did
+            policy = load_policy(found.reference, self.config.compute)
+            reset: torch.nn.Module = policy.to(self.model.device).requires_grad_(False).eval()
+            return reset
+        return reference_of(self.model, self.config.compute, self.config.model)
+
+    def _open_critic(self, found: Checkpoint | None, policy: Path) -> Critic | None:
+        """The critic of a recipe that needs one: as it was saved, or new."""
+        if "critic" not in self.recipe.needs:
+            return None
+        settings, config = self.recipe.critic, self.config
+        options: dict[str, Any] = {
+            "minibatches": config.minibatches,
+            "micro_tokens": config.compute.micro_tokens,
+            "max_grad_norm": config.optimizer.max_grad_norm,
+        }
+        if found and found.critic:
+            return Critic.load(found.critic, settings, device=self.model.device, **options)
+        model = load_critic(settings.model or policy, self.model.device)
+        return Critic(model, settings, **options)
