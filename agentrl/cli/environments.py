@@ -1,4 +1,4 @@
-"""`agentrl list`, `agentrl new` and `agentrl check`: environments, their files and their contract."""
+"""`agentrl list`, `agentrl new` and `agentrl check`."""
 
 from __future__ import annotations
 

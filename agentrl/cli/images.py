@@ -35,7 +35,7 @@ def build(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Build agentrl-agent and agentrl-grader (with numpy and pytest) on the first of our daemons."""
+    """Build agentrl-agent and agentrl-grader (with numpy and pytest) on the first daemon."""
     from agentrl.sandboxes.docker import DEFAULT_BASE, build_images, first_daemon
 
     with _as_bad_input():

@@ -19,7 +19,7 @@ _LATER = ("vllm", "ray")
 
 
 def examine() -> dict[str, dict[str, Any]]:
-    """Part -> {"ok": bool, "detail": what was found, or how to get it}. Nothing heavy is imported."""
+    """Part -> {"ok": bool, "detail": what was found, or how to get it}; imports nothing heavy."""
     from agentrl.sandboxes import available
 
     parts: dict[str, dict[str, Any]] = {

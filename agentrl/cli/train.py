@@ -72,7 +72,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/demo-SEED.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a tiny agent to repair programs, from nothing to a report, in minutes on this machine."""
+    """Train a tiny agent to repair programs, from nothing to a report, in a few minutes."""
     with _training_parts():
         from agentrl.trainers.demo import run_demo
 

@@ -75,7 +75,7 @@ class TransformersEngine:
 
     @contextmanager
     def seat(self) -> Iterator[None]:
-        """Announce an episode; a synchronous engine waits for the requests of all that are seated."""
+        """Announce an episode; a synchronous engine waits for requests of all that are seated."""
         self._seats += 1
         try:
             yield

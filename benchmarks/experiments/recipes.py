@@ -128,7 +128,7 @@ def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int
             stopped = ""
         except TrainingError as error:
             stopped = str(error)
-        rows = run.history()
+        rows = run.folder.history()
     result = {
         "name": name,
         "seed": seed,
@@ -153,7 +153,7 @@ def collect(folder: Path, name: str) -> Row | None:
         for episode in read_episodes(
             place(folder, name) / str(result["seed"]) / "run/episodes.jsonl"
         ).values()
-        if episode.key.run == "run/eval" and episode.key.step > 0
+        if episode.key.phase == "eval" and episode.key.step > 0
     ]
     whole = summarize(episodes, (1,))
     last = [row for result in found for row in result["rows"][-5:]]

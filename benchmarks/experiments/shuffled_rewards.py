@@ -39,14 +39,16 @@ def gain(seed: int) -> tuple[float, float]:
         folder = Path(scratch) / "run"
         config = prepare_demo(DemoPlan(), seed, "auto", folder)
         with Run(config, folder) as run:
-            run.recipe = replace(
-                run.recipe, credit=(over_groups(shuffled(grpo, random.Random(seed))),)
+            run.learner.recipe = replace(
+                run.learner.recipe, credit=(over_groups(shuffled(grpo, random.Random(seed))),)
             )
             try:
                 train(run)
             except TrainingError as stopped:
                 print(f"seed {seed}: {stopped}", file=sys.stderr)
-            before = next(row["eval/pass_at_1"] for row in run.history() if "eval/pass_at_1" in row)
+            before = next(
+                row["eval/pass_at_1"] for row in run.folder.history() if "eval/pass_at_1" in row
+            )
             return before, run.evaluate(config.steps + 1)["eval/pass_at_1"]
 
 

@@ -71,9 +71,10 @@ def _resident(name: str) -> int:
 def ours(work: Work) -> None:
     """Steps of our update."""
     from agentrl.trainers.algorithms.recipes import recipe
-    from agentrl.trainers.config import Compute, TrainConfig
+    from agentrl.trainers.config import Compute, OptimizerSettings, TrainConfig
     from agentrl.trainers.models.scoring import frozen_logprobs
-    from agentrl.trainers.online.loop import update
+    from agentrl.trainers.observe.updates import Unwatched, UpdateLog
+    from agentrl.trainers.online.update import update
 
     model, meter, batch = qwen2(work), Meter(), episodes(work)
     if work.checkpointing:
@@ -89,14 +90,13 @@ def ours(work: Work) -> None:
             model="-",
             learning_rate=RATE,
             compute=Compute(micro_tokens=work.micro_rows * width),
+            optimizer=OptimizerSettings(max_grad_norm=1e9),
         ),
         recipe=recipe("grpo"),
         model=model,
         reference=None,
         optimizer=torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True),
-        max_grad_norm=1e9,
         seed_of=lambda *names: 0,
-        watch=SimpleNamespace(agree=lambda gap, mini: gap, effective=lambda ratios: ratios),
     )
     batch = run.recipe.advantage(batch)
 
@@ -112,8 +112,9 @@ def ours(work: Work) -> None:
     while True:
         rows = sampled()
         meter.start()
-        metrics, _ = update(run, rows, step)
-        meter.stop(metrics["policy/grad_norm"])
+        log = UpdateLog(rows, rows, step, Unwatched())
+        update(run, rows, step, log)
+        meter.stop(log.metrics(dict)["policy/grad_norm"])
         step += 1
 
 

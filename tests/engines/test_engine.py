@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from agentrl.engines.loading import load_model, load_tokenizer, transformers_eng
 from agentrl.engines.transformers import TransformersEngine, draw
 from agentrl.errors import ConfigError, EngineError
 from agentrl.policies.base import TokenPolicy
+from agentrl.trainers.models.weights import PolicyWeights
 from agentrl.types import EndReason, Limits
 
 
@@ -284,7 +286,7 @@ def test_the_engine_serves_a_second_loop(engine):
 
 def test_training_mode_and_version_are_respected(engine, model):
     model.train()
-    engine.load(model, 7)
+    engine.load(PolicyWeights(model), 7)
     out = sample(engine, [[5, 6]], Sampling(max_tokens=5))[0]
     assert out.version == 7 and model.training
     model.eval()
@@ -297,7 +299,7 @@ def test_weights_of_another_module_are_taken_over(chat):
             weight.mul_(1.5)
     engine = transformers_engine(ours, chat)
     before = sample(engine, [[5, 6, 7]], Sampling(max_tokens=20))[0]
-    engine.load(theirs, 1)
+    engine.load(PolicyWeights(theirs), 1)
     after = sample(engine, [[5, 6, 7]], Sampling(max_tokens=20))[0]
     assert after.logprobs != before.logprobs
     assert (
@@ -434,3 +436,55 @@ def test_every_wrong_folder_has_its_sentence(tmp_path):
     (broken / "config.json").write_text("[1]")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_model(broken)
+
+
+def test_a_paused_engine_lets_requests_wait(engine):
+    async def play():
+        engine.pause()
+        waiting = asyncio.ensure_future(engine.generate([5, 6], Sampling(max_tokens=4), seed=1))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        threading.Thread(target=engine.resume).start()
+        return await waiting
+
+    assert asyncio.run(play()) == sample(engine, [[5, 6]], Sampling(max_tokens=4), seeds=[1])[0]
+
+
+def test_aborted_requests_end_with_an_error_and_later_ones_are_served(engine):
+    async def play():
+        engine.pause()
+        works = [engine.generate([5, 6], Sampling(max_tokens=4), seed=n) for n in range(3)]
+        waiting = [asyncio.ensure_future(work) for work in works]
+        await asyncio.sleep(0.05)
+        threading.Thread(target=engine.abort).start()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        engine.resume()
+        return ended, await engine.generate([5, 6], Sampling(max_tokens=4), seed=1)
+
+    ended, after = asyncio.run(play())
+    assert [str(error) for error in ended] == ["the request was aborted"] * 3
+    assert {type(error) for error in ended} == {EngineError}
+    assert len(after.ids) > 0
+
+
+def test_a_batch_that_runs_can_be_aborted(model, chat):
+    engine = transformers_engine(model, chat)
+    begun = threading.Event()
+
+    def slowly(module, args, output):
+        begun.set()
+        time.sleep(0.02)
+
+    hook = model.register_forward_hook(slowly)
+
+    async def play():
+        long = Sampling(max_tokens=120, temperature=50.0)
+        work = asyncio.ensure_future(engine.generate([5, 6], long, seed=3))
+        await asyncio.to_thread(begun.wait)
+        engine.abort()
+        with pytest.raises(EngineError, match="aborted"):
+            await work
+
+    asyncio.run(play())
+    hook.remove()
+    asyncio.run(engine.close())

@@ -106,7 +106,7 @@ def functions(path: Path) -> Iterator[Function]:
 
 
 def public(tree: ast.Module) -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Classes, functions and methods without a leading underscore, that are not inside a function."""
+    """Classes, functions and methods without a leading underscore, outside of functions."""
 
     def visit(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Function | ast.ClassDef]]:
         for node in body:

@@ -120,8 +120,9 @@ def test_only_the_engine_and_the_trainers_load_torch_when_imported() -> None:
 import importlib, pkgutil, sys
 import agentrl
 for module in pkgutil.walk_packages(agentrl.__path__, "agentrl."):
-    if not module.name.startswith(("agentrl.trainers", "agentrl.engines.")) and ".runner." not in module.name:
-        if ".supervisor." not in module.name:
+    apart = (".runner.", ".supervisor.", "__main__")
+    if not module.name.startswith(("agentrl.trainers", "agentrl.engines.")):
+        if not any(part in module.name for part in apart):
             importlib.import_module(module.name)
 print([name for name in ("torch", "transformers", "trl") if name in sys.modules])
 """

@@ -142,11 +142,12 @@ def test_bad_input_stops_the_run_with_its_own_error(error):
             raise error
 
     with rollouts(Wrong, noop(), group_size=4, concurrency=2) as playing:
+        handle = playing.dispatch(tasks_of(5), 0)
         with pytest.raises(type(error)) as raised:
-            playing.gather(tasks_of(5), 0)
+            handle.gather()
         assert raised.value is error
         with pytest.raises(RuntimeError):
-            playing.next()
+            handle.next()
 
 
 def test_a_full_disk_stops_the_run():

@@ -74,13 +74,13 @@ def test_groups_come_as_they_are_finished():
                 await asyncio.sleep(0.01)
 
     with rollouts(Uneven, script(YES), group_size=3) as playing:
-        playing.dispatch(tasks_of(4), 7)
-        early = [playing.next() for _ in range(3)]
+        handle = playing.dispatch(tasks_of(4), 7)
+        early = [handle.next() for _ in range(3)]
         go_on.set()
-        late = playing.next()
+        late = handle.next()
     assert {group.task.id for group in early} == {"t1", "t2", "t3"} and late.task.id == "t0"
     assert [episode.key for episode in late.episodes] == [
-        ("run", 7, "t0", sample, 0) for sample in range(3)
+        ("run", 7, "t0", sample, 0, "train", 0) for sample in range(3)
     ]
 
 
@@ -89,8 +89,8 @@ def test_gather_keeps_the_order_of_the_tasks_and_all_settings():
         tasks = tasks_of(30)
         groups = playing.gather(tasks, 0)
         assert [group.task.id for group in groups] == [task.id for task in tasks]
-        (held_out,) = playing.gather(tasks[:1], 3, group_size=1, run="other")
-        assert held_out.episodes[0].key == ("other", 3, "t0", 0, 0)
+        (held_out,) = playing.gather(tasks[:1], 3, group_size=1, phase="eval", draw=2)
+        assert held_out.episodes[0].key == ("run", 3, "t0", 0, 0, "eval", 2)
         assert playing.gather([], 4) == []
         assert playing.run(_three()) == 3
 
@@ -101,18 +101,55 @@ async def _three() -> int:
 
 def test_more_groups_than_the_queue_holds():
     with rollouts(Echo, script(YES), concurrency=2) as playing:
-        playing.dispatch(tasks_of(50), 0)
+        handle = playing.dispatch(tasks_of(50), 0)
         time.sleep(0.2)
-        assert len({playing.next().task.id for _ in range(50)}) == 50
+        assert len({handle.next().task.id for _ in range(50)}) == 50
 
 
 def test_next_does_not_wait_for_what_cannot_come():
     with rollouts(Echo, script(YES)) as playing:
-        with pytest.raises(RuntimeError, match="dispatch tasks first"):
-            playing.next()
-        playing.gather(tasks_of(2), 0)
-        with pytest.raises(RuntimeError, match="dispatch tasks first"):
-            playing.next()
+        handle = playing.dispatch(tasks_of(2), 0)
+        assert len(handle.gather()) == 2 and handle.gather() == []
+        with pytest.raises(RuntimeError, match="every group of this dispatch has been taken"):
+            handle.next()
+
+
+def test_two_dispatches_in_flight_get_each_their_own_groups():
+    go_on = threading.Event()
+
+    class Uneven(Echo):
+        async def setup(self):
+            while self.task.id == "t0" and not go_on.is_set():
+                await asyncio.sleep(0.01)
+
+    with rollouts(Uneven, script(YES), group_size=2) as playing:
+        slow = playing.dispatch(tasks_of(3), 0)
+        quick = playing.dispatch(tasks_of(5)[1:], 1, phase="eval", group_size=1)
+        held_out = quick.gather()  # ends while the first dispatch still plays
+        go_on.set()
+        trained = slow.gather()
+    assert [group.task.id for group in held_out] == ["t1", "t2", "t3", "t4"]
+    assert {e.key.phase for group in held_out for e in group.episodes} == {"eval"}
+    assert [group.task.id for group in trained] == ["t0", "t1", "t2"]
+    assert {(e.key.phase, e.key.step) for g in trained for e in g.episodes} == {("train", 0)}
+
+
+def test_a_dispatch_that_breaks_leaves_the_other_one_alone():
+    class Wrong(Echo):
+        async def setup(self):
+            if self.task.id == "t3":
+                raise ContractError("field x is wrong")
+
+    with rollouts(Wrong, script(YES)) as playing:
+        right, wrong = playing.dispatch(tasks_of(3), 0), playing.dispatch(tasks_of(4)[3:], 1)
+        with pytest.raises(ContractError, match="field x is wrong"):
+            wrong.gather()
+        assert len(right.gather()) == 3
+
+
+def test_a_policy_without_an_engine_takes_no_weights():
+    with rollouts(Echo, noop()) as playing, pytest.raises(ConfigError, match="noop"):
+        playing.sync(None, 1)
 
 
 def test_no_more_episodes_play_at_once_than_allowed():
@@ -283,15 +320,15 @@ def test_an_interrupt_in_next_leaves_nothing(bubblewrap):
     main = threading.main_thread().ident
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - what is raised comes out of the block
         with rollouts(Work, script(*HANG), pool=open_pool("bubblewrap", size=2)) as playing:
-            playing.dispatch(tasks_of(2), 0)
+            handle = playing.dispatch(tasks_of(2), 0)
             threading.Timer(0.4, signal.pthread_kill, (main, signal.SIGINT)).start()
-            playing.next()
+            handle.next()
 
 
 def test_killing_the_whole_program_leaves_nothing(bubblewrap, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        f"import sys; sys.path[:0] = [{str(REPO / 'tests')!r}]\n"
+        f"import sys; sys.path[:0] = {[str(REPO / 'tests' / it) for it in ('support', 'rollout')]}\n"
         "from test_rollout import *\n"
         "with rollouts(Work, script(*HANG), pool=open_pool('bubblewrap', size=2)) as playing:\n"
         "    playing.dispatch(tasks_of(2), 0)\n"
@@ -334,12 +371,12 @@ def no_episode_minds_an_update(env, episodes: int) -> None:
     """All are played while the main thread computes and asks for none of them."""
     seen, policy = [], script(*[says(call("work"))] * 3, YES)
     with rollouts(env, policy, concurrency=episodes, on_episode=seen.append) as playing:
-        playing.dispatch(tasks_of(episodes), 0)
+        handle = playing.dispatch(tasks_of(episodes), 0)
         deadline = time.monotonic() + 120
         while len(seen) < episodes and time.monotonic() < deadline:
             sum(range(10_000))
         assert len(seen) == episodes
-        groups = [playing.next() for _ in range(episodes)]
+        groups = handle.gather()
     assert {group.episodes[0].end for group in groups} == {EndReason.ANSWERED}
     assert {group.episodes[0].counts.tool_errors for group in groups} == {0}
 

@@ -180,10 +180,10 @@ def test_a_run_goes_on_when_a_sandbox_is_killed(backend):
     pool = Pool(BACKENDS[backend](), size=1, limits=SandboxLimits(memory_mb=128, disk_mb=8))
     with rollouts(Shelled, Scripted("script", script), pool=pool, retries=0) as playing:
         tasks = list(Shelled().tasks("train", 0))[:4]
-        playing.dispatch(tasks, 0)
+        handle = playing.dispatch(tasks, 0)
         killer = threading.Thread(target=end_one, args=(backend, busy, others))
         killer.start()
-        groups = [playing.next() for _ in tasks]
+        groups = [handle.next() for _ in tasks]
         killer.join()
     episodes = {group.episodes[0].key.task: group.episodes[0] for group in groups}
     lost = episodes.pop("train-0")

@@ -62,7 +62,6 @@ ADDED["dppo-topk"] = replace(paid("dppo"), surrogate=dppo_topk_kl)
 CASES = ROWS | ADDED
 
 # --- rounds
-# ----------------------------------------------------------------------------------------------------------
 
 Turns = Sequence[tuple[int, int]]
 Round = Sequence[Sequence[tuple[Turns, float | None, bool]]]
@@ -139,7 +138,6 @@ def _said(ids: Tensor) -> Tensor:
 
 
 # --- the path
-# --------------------------------------------------------------------------------------------------------
 
 
 def filled(batch: TokenBatch, groups: Sequence[Group], needs) -> TokenBatch:

@@ -30,7 +30,6 @@ from agentrl.trainers.algorithms.timeline import Timeline, discounted
 from agentrl.trainers.batch import TokenBatch
 
 # --- one value per token
-# ---------------------------------------------------------------------------------------------
 
 
 def reward_to_go(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
@@ -166,7 +165,6 @@ def optimal_baseline(batch: TokenBatch) -> TokenBatch:
 
 
 # --- one value per turn
-# ----------------------------------------------------------------------------------------------
 
 
 @needs("critic")
@@ -276,7 +274,6 @@ def with_turn_advantages(
 
 
 # --- before and after
-# ------------------------------------------------------------------------------------------------
 
 
 @needs("reference")

@@ -39,7 +39,7 @@ class Checkpoint:
 
     @property
     def reference(self) -> Path | None:
-        """The folder of the reference, where it is no longer the model that the run started from."""
+        """The folder of the reference, where it is not the model that the run started from."""
         folder = self.folder / "reference"
         return folder if folder.is_dir() else None
 

@@ -100,7 +100,16 @@ class Learner:
             TrainingError: the loss or the gradient is not a number.
             ParityError: sampler and trainer disagree; nothing was trained on this batch.
         """
-        batch = credit(self, prepare(self, packed), step)
+        return self.learn(packed, credit(self, prepare(self, packed), step), step)
+
+    def learn(self, packed: TokenBatch, batch: TokenBatch, step: int) -> dict[str, float]:
+        """All updates of one round, critic first; the rest as in `step`.
+
+        Args:
+            packed: the round as it was packed.
+            batch: the same with its advantages.
+            step: the round, from 0.
+        """
         self.has_signal = bool((batch.advantages_BT * batch.mask_BT).any())
         log = UpdateLog(packed, batch, step, self.observer)
         if self.critic is not None and len(batch):

@@ -36,8 +36,8 @@ MAX_CONCURRENCY = 256
 """Episodes that play at the same time, however large a round is."""
 
 Listener = Callable[[str, Any], None]
-"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)), ("metrics", row),
-("warning", sentence) and ("eval", summary) on the training thread."""
+"""Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)),
+("metrics", row), ("warning", sentence) and ("eval", summary) on the training thread."""
 
 
 class Run:
@@ -54,6 +54,7 @@ class Run:
         source: hands out tasks.
         rollouts: plays them with the learner's weights.
         learner: learns from what was played.
+        engine: what the policy samples from.
         watch: sees that sampler and learner agree.
 
     Raises:
@@ -182,6 +183,7 @@ class Run:
         )
         self._parts.callback(self.rollouts.close)
         self._parts.callback(lambda: self.rollouts.run(engine.close()))
+        self.engine = engine
         self.rollouts.sync(self.learner.weights(), self.folder.start)
         prompt_ids = self.chat.prompt_ids(
             [Message.user("How many letters has the word agent?")], ()

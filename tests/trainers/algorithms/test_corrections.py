@@ -59,7 +59,6 @@ def golden(**changes):
 
 
 # --- golden numbers
-# --------------------------------------------------------------------------------------------------
 
 
 def test_golden_rows():
@@ -170,7 +169,6 @@ def test_options_reach_the_parts():
 
 
 # --- exact expectations: 25 trajectories of one policy, sampled from another
-# -----------------------------------------
 
 
 class OffPolicy:
@@ -262,7 +260,6 @@ def test_the_bias_of_bounds_is_what_lies_outside_them():
 
 
 # --- decoupled
-# -------------------------------------------------------------------------------------------------------
 
 
 def test_decoupled_ratio_times_weight_is_the_whole_ratio():
@@ -308,7 +305,6 @@ def test_loglinear_proximal_is_exact_where_the_policy_moves_on_a_line():
 
 
 # --- selections
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_clip_cov_is_seeded_and_uniform():

@@ -52,7 +52,6 @@ def advantages(batch) -> list[float]:
 
 
 # --- published numbers
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rewards", "outcome"), [([0.0] * 6, 1.0), ([0.0] * 5 + [1.0], 0.0)])
@@ -98,7 +97,6 @@ def test_whitening_is_over_trained_tokens_with_one_degree_of_freedom_less(vector
 
 
 # --- definitions, written out
-# ----------------------------------------------------------------------------------------
 
 
 def test_gae_is_the_discounted_sum_of_temporal_differences():
@@ -281,7 +279,6 @@ def test_entropy_shapes_and_never_turns_a_sign():
 
 
 # --- no signal, nothing missing, nothing made up
-# ---------------------------------------------------------------------
 
 
 ALONE = {"reward_to_go", "gae", "length_adaptive_gae", "turn_gae", "kl_in_reward", "remax"}
@@ -378,7 +375,6 @@ def test_a_reward_that_no_action_earned_is_refused():
 
 
 # --- what must not change anything
-# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -63,7 +63,6 @@ def test_only_statistics_of_the_whole_round_notice_that_it_is_there_twice():
 
 
 # --- what a recipe reads
-# ---------------------------------------------------------------------------------------------
 
 FIELDS = {
     "reference": ("ref_logprobs_BT",),
@@ -203,7 +202,6 @@ def test_the_docs_have_every_setting_of_a_run_with_its_default():
 
 
 # --- rounds at the edges
-# ---------------------------------------------------------------------------------------------
 
 
 @ALL
@@ -266,7 +264,6 @@ def test_a_limit_is_an_ending_like_any_other_unless_it_is_to_be_dropped(name):
 
 
 # --- a run
-# -----------------------------------------------------------------------------------------------------------
 
 
 @ROWS

@@ -26,7 +26,6 @@ from agentrl.trainers.algorithms.regularisers import (
 from agentrl.trainers.batch import PolicyOutput
 
 # --- golden numbers
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,6 @@ def test_published_vectors(data_dir):
 
 
 # --- enumeration: one token of five, drawn from the anchor
-# -----------------------------------------------------------
 
 
 class OneToken:
@@ -180,7 +178,6 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy():
 
 
 # --- KL-Cov and SimKO
-# ------------------------------------------------------------------------------------------------
 
 
 def test_kl_cov_pulls_selected_tokens_back_to_the_anchor():

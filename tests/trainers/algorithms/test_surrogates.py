@@ -108,7 +108,6 @@ def test_published_vectors(data_dir, name):
 
 
 # --- what each token's score is multiplied by, by enumeration over all 25 trajectories
-# ------------------------------
 
 
 def _inside(ratio, advantage, low, high):
@@ -345,7 +344,6 @@ def test_the_penalty_has_the_gradient_of_the_kl_from_the_anchor():
 
 
 # --- settings
-# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

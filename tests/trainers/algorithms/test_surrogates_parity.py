@@ -89,7 +89,6 @@ def agree(first, second, batch, logprobs_BT):
 
 
 # --- TRL
-# -------------------------------------------------------------------------------------------------------------
 
 
 def trl(loss_type, level="token", trainer=GRPOTrainer, **changes):
@@ -262,7 +261,6 @@ def test_trl_counts_rows_where_we_count_episodes(name):
 
 
 # --- verl
-# ------------------------------------------------------------------------------------------------------------
 
 
 def verl_aggregate(mode, values_BT, mask_BT, tokens=None, rows=None, scale=None):

@@ -79,7 +79,6 @@ def learned(batch, seed=0, spread=1.0):
 
 
 # --- opening
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_critic_that_starts_from_a_policy_expects_nothing_and_has_its_backbone(policy):
@@ -168,7 +167,6 @@ def test_a_folder_that_cannot_be_a_critic_is_refused_in_one_sentence(policy, rew
 
 
 # --- values
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_values_are_the_models_own_at_the_position_before_each_trained_token_and_zero_elsewhere():
@@ -188,7 +186,6 @@ def test_predictions_are_the_same_in_every_split(micro_tokens):
 
 
 # --- the loss
-# --------------------------------------------------------------------------------------------------------
 
 
 def as_verl_has_it(values_BT, returns_BT, old_BT, mask_BT, clip):
@@ -226,7 +223,6 @@ def test_a_batch_without_values_or_returns_says_what_fills_them():
 
 
 # --- explained variance
-# ----------------------------------------------------------------------------------------------
 
 
 def explained(returns, predicted):
@@ -259,7 +255,6 @@ def test_of_no_tokens_there_is_none():
 
 
 # --- learning
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_critic_learns_returns_that_the_ids_tell(policy):

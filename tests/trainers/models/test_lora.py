@@ -41,7 +41,8 @@ def step(model, optimizer):
 
 def test_an_adapter_trains_alone_and_its_reference_is_the_policy_without_it(folder):
     compute, batch = Compute(lora_rank=4), multi_turn_batch()
-    model, optimizer = load_policy(folder, compute, RATE)
+    model = load_policy(folder, compute)
+    optimizer = make_optimizer(model.parameters(), RATE)
     start = frozen_logprobs(tiny_model(), batch)
     assert torch.allclose(frozen_logprobs(model, batch), start, atol=1e-5), (
         "a new adapter changes nothing"
@@ -75,13 +76,14 @@ def test_a_saved_adapter_is_a_plain_model_and_goes_on_where_it_was(folder, tmp_p
     from transformers import AutoModelForCausalLM
 
     compute, batch = Compute(lora_rank=4), multi_turn_batch()
-    model, optimizer = load_policy(folder, compute, RATE)
+    model = load_policy(folder, compute)
+    optimizer = make_optimizer(model.parameters(), RATE)
     step(model, optimizer)
     save_policy(model, tmp_path / "model")
     expected = frozen_logprobs(model, batch)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert torch.allclose(frozen_logprobs(plain, batch), expected, atol=1e-4)
-    again, _ = load_policy(folder, compute, RATE, tmp_path / "adapter")
+    again = load_policy(folder, compute, tmp_path / "adapter")
     assert torch.allclose(frozen_logprobs(again, batch), expected, atol=1e-6)
     assert torch.allclose(
         frozen_logprobs(AdapterOff(again), batch),
@@ -94,7 +96,8 @@ def test_a_saved_adapter_is_a_plain_model_and_goes_on_where_it_was(folder, tmp_p
 
 def test_without_adapters_the_reference_is_loaded_from_the_start(folder):
     compute, batch = Compute(), multi_turn_batch()
-    model, optimizer = load_policy(folder, compute, RATE)
+    model = load_policy(folder, compute)
+    optimizer = make_optimizer(model.parameters(), RATE)
     start = frozen_logprobs(model, batch)
     step(model, optimizer)
     reference = reference_of(model, compute, folder)
@@ -105,7 +108,8 @@ def test_without_adapters_the_reference_is_loaded_from_the_start(folder):
 @pytest.mark.parametrize("rank", [0, 4])
 def test_bfloat16_trains_float32_weights_and_scores_in_float32(folder, rank):
     compute, batch = Compute(dtype="bfloat16", lora_rank=rank), multi_turn_batch()
-    model, optimizer = load_policy(folder, compute, RATE)
+    model = load_policy(folder, compute)
+    optimizer = make_optimizer(model.parameters(), RATE)
     trained = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     frozen = {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad}
     assert trained == {torch.float32} and frozen <= {torch.bfloat16}
@@ -125,7 +129,7 @@ def test_bfloat16_trains_float32_weights_and_scores_in_float32(folder, rank):
 
 
 def test_a_copy_of_a_bfloat16_policy_computes_with_its_own_weights(folder):
-    model, _ = load_policy(folder, Compute(dtype="bfloat16"), RATE)
+    model = load_policy(folder, Compute(dtype="bfloat16"))
     twin, batch = copy.deepcopy(model), multi_turn_batch()
     before = frozen_logprobs(twin, batch)
     with torch.no_grad():
@@ -139,9 +143,7 @@ def test_gradient_checkpointing_changes_no_gradient(folder, rank):
     gradients, batch = [], multi_turn_batch()
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model, _ = load_policy(
-            folder, Compute(gradient_checkpointing=checkpointing, lora_rank=rank), RATE
-        )
+        model = load_policy(folder, Compute(gradient_checkpointing=checkpointing, lora_rank=rank))
         runs = []
         layer = next(
             module

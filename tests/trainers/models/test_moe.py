@@ -164,7 +164,6 @@ def test_routing_of_another_model_or_batch_is_refused():
 
 
 # --- load balance
-# ----------------------------------------------------------------------------------------------------
 
 
 def granite(**changes):

@@ -47,7 +47,6 @@ from agentrl.trainers.algorithms.credit import (
 from agentrl.trainers.algorithms.timeline import Timeline
 
 # --- 2 to 4: one line of time
-# ----------------------------------------------------------------------------------------
 
 
 def through_observations(step):
@@ -121,7 +120,6 @@ def check_the_outcome_arrives(step):
 
 
 # --- unbiased: exact enumeration
-# -------------------------------------------------------------------------------------
 
 
 def expected_gradient(policy, step, size):
@@ -229,7 +227,6 @@ def kl_at_the_token_alone(batch, *, kl_reward_coef):
 
 
 # --- siblings and signs
-# ----------------------------------------------------------------------------------------------
 
 
 def baseline_of_the_first_task(batch):
@@ -314,7 +311,6 @@ def length_adaptive_unclamped(batch):
 
 
 # --- the table
-# -------------------------------------------------------------------------------------------------------
 
 discounted = partial(reward_to_go, gamma=0.9)
 TIMED = {"gae": partial(gae, gamma=0.9, lam=0.8), "reward_to_go": discounted}

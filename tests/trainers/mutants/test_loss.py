@@ -40,7 +40,6 @@ from agentrl.trainers.models.scoring import token_logprobs
 from agentrl.trajectory import Group, Segment, Trajectory
 
 # --- 5: what stands at mask 0 is nobody's business
-# -------------------------------------------------------------------
 
 
 def check_masked_values_do_not_matter(loss):
@@ -107,7 +106,6 @@ def mean_over_all_tokens(per_token_BT, batch):
 
 
 # --- 6 and 9: the batch is one batch
-# ---------------------------------------------------------------------------------
 
 
 def check_micro_batches_add_up(loss):
@@ -211,7 +209,6 @@ def loss_clips_in_units_of_the_batch(output, batch):
 
 
 # --- 7: the scorer scores the distribution that was sampled
-# ----------------------------------------------------------
 
 
 def check_scorer_agrees_with_the_sampler(score):
@@ -258,7 +255,6 @@ def score_left_padded_without_positions(model, batch, temperature):
 
 
 # --- 10: the KL that is pulled on is the KL that was meant
-# -----------------------------------------------------------
 
 
 def check_kl_gradient(kl_loss):
@@ -303,7 +299,6 @@ def k3_with_detached_ratio(logprobs, old, ref):
 
 
 # --- the table
-# -------------------------------------------------------------------------------------------------------
 
 CASES = [
     (

@@ -23,7 +23,6 @@ from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason
 
 # --- 1 and 11: what was sampled is what trains
-# -----------------------------------------------------------------------
 
 STOP = 9
 SPLIT = (21, 22)  # "he" + "llo", which a tokenizer would never write
@@ -99,7 +98,6 @@ def pack_truncation_by_width(groups, pad_id):
 
 
 # --- 12: a failure is no number
-# --------------------------------------------------------------------------------------
 
 
 def check_failures_leave_no_trace(pack_fn):
@@ -167,7 +165,6 @@ def grpo_divides_rounding_errors(rewards):
 
 
 # --- unbiased: exact enumeration
-# -------------------------------------------------------------------------------------
 
 
 def check_gradient_is_unbiased(advantage):
@@ -188,7 +185,6 @@ def baseline_is_the_best_of_the_group(rewards):
 
 
 # --- 4: an episode is an episode, in however many rows
-# ---------------------------------------------------------------
 
 
 def _one_and_two_rows():
@@ -241,7 +237,6 @@ def mean_of_row_means_over_episodes(per_token_BT, batch):
 
 
 # --- the table
-# -------------------------------------------------------------------------------------------------------
 
 CASES = [
     (check_ids_survive, [pack], [pack_retokenised, pack_old_logprobs_shifted]),

@@ -42,7 +42,6 @@ def reading(step):
 
 
 # --- 2: what a tool said takes no time and has no weight
-# -------------------------------------------------------------
 
 
 def through_observations(step):
@@ -84,7 +83,6 @@ def ratio_over_the_row(output, batch):
 
 
 # --- 3: rewards that stand where nothing was sampled
-# -----------------------------------------------------------------
 
 
 def without_late_rewards(step):
@@ -106,7 +104,6 @@ def outcome_at_the_end_of_the_row(batch):
 
 
 # --- 4: an episode in two rows
-# ---------------------------------------------------------------------------------------
 
 
 def by_row(step):
@@ -147,7 +144,6 @@ def drop_long_rows(batch):
 
 
 # --- 5: what stands at mask 0
-# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -184,7 +180,6 @@ def kl_in_reward_everywhere(batch):
 
 
 # --- 6: a step in micro-batches
-# --------------------------------------------------------------------------------------
 
 
 def mean_over_own_tokens(per_token_BT, batch):
@@ -207,7 +202,6 @@ def covariance_cut_here(output, batch):
 
 
 # --- 9: units
-# --------------------------------------------------------------------------------------------------------
 
 
 def kl_sum(output, batch):
@@ -237,7 +231,6 @@ def weigh_three_tokens(batch):
 
 
 # --- 10: KL
-# ----------------------------------------------------------------------------------------------------------
 
 
 def kl_penalty_detached(output, batch, *, kl_coef: float = 0.3):
@@ -266,7 +259,6 @@ def with_kl(term) -> Recipe:
 
 
 # --- a round without signal
-# ------------------------------------------------------------------------------------------
 
 
 def select_ties(batch):
@@ -283,7 +275,6 @@ def against_a_guess(batch):
 
 
 # --- the table
-# -------------------------------------------------------------------------------------------------------
 
 discounted = partial(reward_to_go, gamma=0.9)
 

@@ -133,7 +133,6 @@ def assert_same(first, second, batches):
 
 
 # --- 5: what stands at mask 0 is nobody's business
-# -------------------------------------------------------------------
 
 
 def check_masked_values_do_not_matter(loss):
@@ -173,7 +172,6 @@ def loss_selects_after_arithmetic(output, batch):
 
 
 # --- 2: tool output is no part of an episode's ratio
-# -----------------------------------------------------------------
 
 
 def check_observations_change_nothing(loss):
@@ -190,7 +188,6 @@ def gspo_over_the_width(output, batch):
 
 
 # --- 4: an episode is an episode, in however many rows
-# ---------------------------------------------------------------
 
 
 def check_two_rows_are_one_episode(loss):
@@ -226,7 +223,6 @@ def topr_product_of_its_row(output, batch):
 
 
 # --- 6: a micro-batch is a part of its batch
-# -------------------------------------------------------------------------
 
 
 def check_micro_batches_add_up(loss):
@@ -277,7 +273,6 @@ def dppo_bounds_the_quantile_of_its_micro_batch(output, batch):
 
 
 # --- 9: twice the batch, the same loss
-# -------------------------------------------------------------------------------
 
 
 def check_twice_the_batch_is_the_same(loss):
@@ -310,7 +305,6 @@ def penalty_is_summed(output, batch):
 
 
 # --- the table
-# -------------------------------------------------------------------------------------------------------
 
 
 def _losses(*terms):

@@ -18,6 +18,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import PolicyOutput
 from agentrl.trainers.models.loading import in_bfloat16
+from agentrl.trainers.models.weights import PolicyWeights
 from agentrl.trainers.observe import parity
 from agentrl.trainers.observe.parity import Finding, Movement, ParityError, Thresholds, Tokens
 from agentrl.trainers.observe.probe import Probe
@@ -42,7 +43,7 @@ class Loop:
                 weight.add_(size * torch.randn(weight.shape, generator=generator))
         self.version += 1
         if load:
-            self.engine.load(self.model, self.version)
+            self.engine.load(PolicyWeights(self.model), self.version)
 
     def look(self):
         probe, engine = self.probe, self.engine
@@ -367,11 +368,11 @@ def test_the_probe_of_a_training_run(tmp_path):
             pad_id=run.pad_id,
         )
         for version in range(3):
-            run.engine.load(run.model, version)
-            report = probe.read(run.model, run.rollouts.run(probe.ask(run.engine)), version)
+            run.rollouts.sync(run.learner.weights(), version)
+            report = probe.read(run.learner.model, run.rollouts.run(probe.ask(run.engine)), version)
             assert (
                 parity.enforce(report.findings) == () and report.metrics["parity/probe_gap"] < 1e-5
             )
             with torch.no_grad():
-                run.model.model.embed_tokens.weight.mul_(1.05)
+                run.learner.model.model.embed_tokens.weight.mul_(1.05)
         assert report.metrics["parity/probe_moved"] > 1e-4

@@ -22,7 +22,7 @@ from agentrl.trainers.config import check_config
 from agentrl.trainers.models.scoring import token_logprobs
 from agentrl.trainers.online import checkpoint
 from agentrl.trainers.online.adapt import adapt
-from agentrl.trainers.online.loop import train, update
+from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.prepare import credit, prepare, without_gradient
 from agentrl.trainers.online.run import Run
 
@@ -41,7 +41,6 @@ def settings(model, **changes):
 
 
 # --- the rules
-# -------------------------------------------------------------------------------------------------------
 
 
 def check_the_kl_rule(after):
@@ -196,7 +195,6 @@ def test_a_rule_refuses_senseless_numbers_by_itself():
 
 
 # --- recipes
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_which_recipes_adapt():
@@ -239,7 +237,6 @@ def test_only_what_adapts_moves():
 
 
 # --- what a run reads
-# ------------------------------------------------------------------------------------------------
 
 
 def one_round(config, folder, follow):
@@ -247,21 +244,24 @@ def one_round(config, folder, follow):
     adapting.
     """
     with Run(config, folder) as opened, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentrl.trainers.online.loop.adapt", follow)
-        before, groups = opened.recipe, opened.play(0)[0]
-        batch = credit(opened, prepare(opened, opened.pack(groups, (), 0)), 0)
-        first = next(batch.minibatches(opened.config.minibatches, opened.seed_of("minibatches", 0)))
-        entered = token_logprobs(opened.model, first).entropy_BT[first.mask_BT].mean().item()
-        metrics, _ = update(opened, batch, 0)
+        patch.setattr("agentrl.trainers.online.learner.adapt", follow)
+        learner = opened.learner
+        before, packed = learner.recipe, opened.pack(opened.play(0))
+        batch = credit(learner, prepare(learner, packed), 0)
+        first = next(
+            batch.minibatches(opened.config.minibatches, learner.seed_of("minibatches", 0))
+        )
+        entered = token_logprobs(learner.model, first).entropy_BT[first.mask_BT].mean().item()
+        metrics = learner.learn(packed, batch, 0)
         shift_N = (
-            without_gradient(opened, opened.model, batch).logprobs_BT - batch.old_logprobs_BT
+            without_gradient(learner, learner.model, batch).logprobs_BT - batch.old_logprobs_BT
         )[batch.mask_BT]
         kl = (shift_N.double().exp() - 1 - shift_N.double()).mean().item()
-        return metrics, before, opened.recipe, entered, kl
+        return metrics, before, learner.recipe, entered, kl
 
 
 def check_the_kl_is_that_behind_the_update(model, folder, follow):
-    """With one step per round the KL in front of it is 0, and the coefficient would fall for ever."""
+    """With one step per round the KL in front of it is 0, and the coefficient would only fall."""
     config = settings(model, loss={"kl_target": 1e-4})
     metrics, before, after, _, kl = one_round(config, folder, follow)
     assert kl > 1e-3 > 1e-6 > metrics["policy/kl"]
@@ -341,7 +341,6 @@ def test_a_recipe_that_does_not_adapt_pays_nothing_and_a_round_without_a_step_mo
 
 
 # --- runs
-# ------------------------------------------------------------------------------------------------------------
 
 
 def coefficients(rows, name):
@@ -403,7 +402,7 @@ def test_a_run_that_no_longer_adapts_takes_the_coefficient_of_its_settings(model
     assert checkpoint.latest(tmp_path / "a").coefficients["anchor_kl_coef"] != 1.0
     config = settings(model, loss={"kl_target": math.inf, "anchor_kl_coef": 0.7})
     with Run(config, tmp_path / "a", resume=True) as opened:
-        assert opened.recipe.options["anchor_kl_coef"] == 0.7
+        assert opened.learner.recipe.options["anchor_kl_coef"] == 0.7
 
 
 def test_a_policy_that_a_step_broke_ends_the_run(model, tmp_path):
@@ -411,12 +410,12 @@ def test_a_policy_that_a_step_broke_ends_the_run(model, tmp_path):
         Run(settings(model), tmp_path / "a") as opened,
         pytest.raises(TrainingError, match="no number after an update"),
     ):
-        step = opened.optimizer.step
+        step = opened.learner.optimizer.step
 
         def breaks(*arguments):
             step(*arguments)
             with torch.no_grad():
-                next(opened.model.parameters()).fill_(math.nan)
+                next(opened.learner.model.parameters()).fill_(math.nan)
 
-        opened.optimizer.step = breaks
+        opened.learner.optimizer.step = breaks
         train(opened)

@@ -79,7 +79,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path, stop):
 def test_a_critic_whose_loss_is_no_number_stops_the_run_and_the_batch_is_kept(model, tmp_path):
     with Run(settings(model), tmp_path / "run") as opened:
         with torch.no_grad():
-            next(opened.critic.model.parameters()).fill_(math.nan)
+            next(opened.learner.critic.model.parameters()).fill_(math.nan)
         with pytest.raises(
             TrainingError, match=r"round 1: critic: loss=nan.*the batch is in .*broken_batch_1\.pt"
         ):
@@ -142,4 +142,4 @@ def test_a_run_that_is_all_warmup_says_so(model, tmp_path):
 
 def test_only_a_recipe_that_reads_values_holds_a_critic(model, tmp_path):
     with Run(settings(model, recipe="grpo", loss={}), tmp_path / "run") as opened:
-        assert opened.critic is None
+        assert opened.learner.critic is None

@@ -42,7 +42,6 @@ def settings(model, **changes):
 
 
 # --- set up wrongly
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,14 +105,13 @@ def test_process_rewards_are_numbers():
 
 
 # --- cut off and resumed
-# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "changed", [{"lora_rank": 4}, {"lora_alpha": 8}, {"lora_rank": 0}, {"optimizer": "adamw8bit"}]
 )
 def test_what_was_trained_cannot_be_another_thing_on_resume(model, tmp_path, changed):
-    """Adapters of a run without them would have begun again from the first model, and said nothing."""
+    """Adapters of a run without them would begin again from the first model, silently."""
     first = {"lora_rank": 0} if changed.get("lora_rank") else {"lora_rank": 2}
     run(settings(model, compute=first, steps=1), tmp_path / "a")
     with pytest.raises(ConfigError, match=f"is a run with compute.{next(iter(changed))}="):
@@ -180,7 +178,6 @@ def test_what_is_put_aside_for_readers_is_there_once_after_a_resume(model, tmp_p
 
 
 # --- metrics that tell what happened
-# ---------------------------------------------------------------------------------
 
 
 def test_a_step_that_the_budget_skips_trains_nothing(model, tmp_path):

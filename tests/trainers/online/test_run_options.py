@@ -40,7 +40,7 @@ PPO = {"recipe": "ppo", "loss": {"critic": {"learning_rate": 1e-2}}}
 
 @pytest.fixture(scope="module")
 def outcome(model, tmp_path_factory):
-    """Settings -> weights, returns and metrics that a run comes to; the same settings are run once."""
+    """Settings -> weights and metrics that a run comes to; the same settings are run once."""
     found = {}
 
     def ends(settings):
@@ -48,7 +48,8 @@ def outcome(model, tmp_path_factory):
             folder = tmp_path_factory.mktemp("runs") / "x"
             with Run(check_config({"model": str(model)} | settings, "test"), folder) as run:
                 train(run)
-                models = [run.model, *([run.critic.model] if run.critic else [])]
+                learner = run.learner
+                models = [learner.model, *([learner.critic.model] if learner.critic else [])]
                 weights = torch.cat(
                     [one.detach().flatten() for some in models for one in some.parameters()]
                 )
@@ -163,14 +164,14 @@ def test_what_changes_the_cost_alone(outcome, model, tmp_path):
 def test_models_are_where_the_settings_say(model, monkeypatch):
     asked = []
     monkeypatch.setattr(PreTrainedModel, "to", lambda self, device: asked.append(device) or self)
-    load_policy(model, Compute(), 1e-3)
+    load_policy(model, Compute())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cpu", "cuda"):
-        load_policy(model, Compute(device=device), 1e-3)
+        load_policy(model, Compute(device=device))
     assert asked == ["cpu", "cuda", "cpu", "cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
         ConfigError,
         match=r"^compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or",
     ):
-        load_policy(model, Compute(device="cuda"), 1e-3)
+        load_policy(model, Compute(device="cuda"))

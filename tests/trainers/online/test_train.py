@@ -126,8 +126,9 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     )
     assert any(row["refill/groups"] > 0 for row in filled)
     with Run(settings(model, **plain, loss={"refill": True}), tmp_path / "c" / "x") as opened:
-        groups, refilled, spare = opened.play(0)
-        batch = opened.recipe.advantage(pack([*groups, *refilled], opened.pad_id))
+        played = opened.play(0)
+        groups, refilled, spare = played.groups, played.refilled, played.spare
+        batch = opened.learner.recipe.advantage(pack([*groups, *refilled], opened.pad_id))
     assert len(groups) == 4 and all(group.has_signal for group in refilled)
     assert (len(refilled) + len(spare)) % 4 == 0, "what was played in vain is counted, too"
     assert refill_metrics(groups, refilled, spare)["refill/episodes"] == 2 * len(
@@ -136,7 +137,7 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     signal = sum(group.has_signal for group in (*groups, *refilled))
     assert signal <= 4 and batch.n_episodes == 2 * signal
     keys = read_episodes(tmp_path / "b/x/episodes.jsonl")
-    assert {key.run for key in keys} >= {"x", "x/refill-1"}
+    assert {key.run for key in keys} == {"x"} and {key.draw for key in keys} >= {0, 1}
 
 
 def test_the_reference_is_reset_with_the_optimizer_and_survives_a_resume(model, tmp_path):
@@ -212,7 +213,7 @@ def test_a_run_that_ended_before_its_first_episode_leaves_the_folder_free(model,
         Run(settings(model), tmp_path / "a") as opened,
         pytest.raises(ConfigError, match="no tracker"),
     ):
-        opened.track(["tensorbord"])
+        opened.folder.track(["tensorbord"])
     Run(settings(model), tmp_path / "a").close()
 
 
@@ -222,12 +223,12 @@ def test_disagreement_of_sampler_and_trainer_stops_the_run(model, tmp_path):
 
         def warmer(rows):
             with torch.no_grad():
-                opened.model.lm_head.weight.mul_(3.0)
+                opened.learner.model.lm_head.weight.mul_(3.0)
             try:
                 return sample(rows)
             finally:
                 with torch.no_grad():
-                    opened.model.lm_head.weight.div_(3.0)
+                    opened.learner.model.lm_head.weight.div_(3.0)
 
         opened.engine._sample = warmer
         with pytest.raises(TrainingError, match="disagree by"):
@@ -236,12 +237,13 @@ def test_disagreement_of_sampler_and_trainer_stops_the_run(model, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path):
     with Run(settings(model), tmp_path / "a") as opened:
-        opened.recipe = replace(opened.recipe, surrogate=no_number)
-        before = {name: value.clone() for name, value in opened.model.state_dict().items()}
+        opened.learner.recipe = replace(opened.learner.recipe, surrogate=no_number)
+        before = {name: value.clone() for name, value in opened.learner.model.state_dict().items()}
         with pytest.raises(TrainingError, match="no step was taken"):
             train(opened)
         assert all(
-            torch.equal(before[name], value) for name, value in opened.model.state_dict().items()
+            torch.equal(before[name], value)
+            for name, value in opened.learner.model.state_dict().items()
         )
     kept = torch.load(tmp_path / "a" / "broken_batch_1.pt", weights_only=False)
     assert kept["ids_BT"].shape == kept["mask_BT"].shape and kept["n_tokens"] > 0
@@ -302,9 +304,9 @@ def test_a_group_of_one_is_refused_where_groups_are_compared(model, tmp_path):
 def test_greedy_episodes_are_the_baseline_of_remax(model, tmp_path):
     rows = run(settings(model, recipe="remax", group_size=1, steps=2, eval_every=0), tmp_path / "x")
     keys = read_episodes(tmp_path / "x/episodes.jsonl")
-    greedy = [episode for key, episode in keys.items() if key.run == "x/greedy" and key.step == 0]
+    greedy = [episode for key, episode in keys.items() if key.phase == "greedy" and key.step == 0]
     assert len(greedy) == 4 and rows[0]["episodes/total"] == 4, "greedy episodes enter no metric"
-    again = [key for key in keys if key.run == "x/greedy" and key.step == 0 and key.sample == 0]
+    again = [key for key in keys if key.phase == "greedy" and key.step == 0 and key.sample == 0]
     assert {key.task for key in again} == {
         key.task for key in keys if key.run == "x" and key.step == 0
     }
@@ -349,7 +351,7 @@ def test_a_run_is_logged_to_tensorboard_as_well(model, tmp_path):
 
     config = settings(model, steps=2, eval_every=0)
     with Run(config, tmp_path / "a") as opened:
-        opened.track(["tensorboard"])
+        opened.folder.track(["tensorboard"])
         train(opened)
     events = EventAccumulator(str(next((tmp_path / "a").rglob("events.*")).parent)).Reload()
     rewards = [event.value for event in events.Scalars("reward/mean")]

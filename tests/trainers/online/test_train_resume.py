@@ -121,10 +121,14 @@ def test_what_a_resumed_run_writes_again_is_set_aside(model, tmp_path):
         read_episodes(folder / "episodes.jsonl"),
     )
     with Run(settings(model, save_every=2), folder, resume=True) as opened:
-        assert opened.start == 2 and [row["step"] for row in opened.history()] == [0, 1, 2]
+        assert opened.folder.start == 2 and [row["step"] for row in opened.folder.history()] == [
+            0,
+            1,
+            2,
+        ]
         left = read_episodes(folder / "episodes.jsonl")
         assert {key.step for key in left if key.run == "x"} == {0, 1}
-        assert {key.step for key in left if key.run == "x/eval"} == {0, 2}
+        assert {key.step for key in left if key.phase == "eval"} == {0, 2}
         aside = read_episodes(folder / "episodes.jsonl.redone")
         assert left.keys() | aside.keys() == episodes.keys() and not left.keys() & aside.keys()
         assert read_metrics(folder / "metrics.jsonl.redone") == rows[3:]
@@ -137,4 +141,4 @@ def test_a_resumed_run_stays_the_same_run(model, tmp_path):
     with pytest.raises(ConfigError, match="run with seed=0, not 1: resume it with that"):
         Run(settings(model, seed=1), tmp_path / "a", resume=True)
     with Run(settings(model, learning_rate=5e-4), tmp_path / "a", resume=True) as opened:
-        assert opened.changed == {"steps": (1, 5), "learning_rate": (1e-3, 5e-4)}
+        assert opened.folder.changed == {"steps": (1, 5), "learning_rate": (1e-3, 5e-4)}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from trainer_cases import branch, episode
 
+from agentrl.trainers.batch import pack
 from agentrl.trainers.config import check_config
-from agentrl.trainers.online.loop import update
 from agentrl.trainers.online.prepare import credit, prepare
 from agentrl.trainers.online.run import Run
 from agentrl.trajectory import Group, Segment, SegmentKind, Trajectory
@@ -147,6 +147,7 @@ def test_an_update_has_the_gradient_of_the_loss_written_by_hand(model, tmp_path,
         "env": f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Parity",
         "model": str(model),
         "compute": compute,
+        "optimizer": {"max_grad_norm": math.inf},
     }
     row |= {
         "loss": {
@@ -156,13 +157,14 @@ def test_an_update_has_the_gradient_of_the_loss_written_by_hand(model, tmp_path,
             "filter_groups": filtered,
         }
     }
-    with Run(check_config(row, "test"), tmp_path / "x") as run:
+    with Run(check_config(row, "test"), tmp_path / "x") as opened:
+        run = opened.learner
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():  # the policy has moved away from the reference
             for weight in run.model.parameters():
                 if weight.requires_grad:
                     weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
-        run.max_grad_norm, caught = math.inf, {}
+        caught = {}
         trained = {
             name: weight for name, weight in run.model.named_parameters() if weight.requires_grad
         }
@@ -171,8 +173,8 @@ def test_an_update_has_the_gradient_of_the_loss_written_by_hand(model, tmp_path,
         )
         run.model.eval()
         groups = sampled_by(run.model, played())
-        batch = credit(run, prepare(run, run.pack(groups, [], 0)), 0)
-        metrics, _ = update(run, batch, 0)
+        packed = pack(groups, opened.pad_id, version=0)
+        metrics = run.learn(packed, credit(run, prepare(run, packed), 0), 0)
         expected = by_hand(run.model, run.reference, groups[:1] if filtered else groups)
         found = torch.autograd.grad(expected, list(trained.values()))
     assert metrics["policy/loss"] == pytest.approx(float(expected.detach()), abs=1e-5)
