@@ -292,7 +292,7 @@ def test_episodes_are_chosen_widely():
                 end, reward = EndReason.MAX_TURNS, 0.0
             if sample == 2 and step % 10 == 6:
                 end, reward = EndReason.SANDBOX_LOST, None
-            key = EpisodeKey("run/eval" if sample == 1 else "run", step, "task", sample)
+            key = EpisodeKey("run", step, "task", sample, phase="eval" if sample == 1 else "train")
             lights.append(viewer.Light.of(episode(key=key, reward=reward, end=end)))
     chosen = viewer.choose(lights)
     assert len(chosen) == 60 and chosen == viewer.choose(lights) != viewer.choose(lights, seed=1)
@@ -361,7 +361,10 @@ def test_the_counts_say_what_they_count(tmp_path):
         tmp_path,
         [
             *trained,
-            *(episode(key=EpisodeKey("run/eval", 0, "task", sample)) for sample in range(2)),
+            *(
+                episode(key=EpisodeKey("run", 0, "task", sample, phase="eval"))
+                for sample in range(2)
+            ),
         ],
     )
     page = report(tmp_path)

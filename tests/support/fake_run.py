@@ -188,10 +188,11 @@ def fake_episode(step: int, sample: int, p: float, chance: random.Random, words:
     )
     return Episode(
         key=EpisodeKey(
-            "seed7/eval" if sample == 4 else "seed7",
+            "seed7",
             step,
             f"bugfix-{name}-{chance.randrange(400):03}",
             sample,
+            phase="eval" if sample == 4 else "train",
         ),
         env="bugfix-v0",
         task=TaskView(id=f"bugfix-{name}", instruction=opening.content),

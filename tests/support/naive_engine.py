@@ -38,9 +38,12 @@ class NaiveEngine:
         finally:
             self._running.discard(work)
 
-    @torch.no_grad()
     async def _generate(self, prompt_ids, sampling, seed):
         await self._free.wait()
+        with torch.no_grad():
+            return self._sample(prompt_ids, sampling, seed)
+
+    def _sample(self, prompt_ids, sampling, seed):
         chance = torch.Generator().manual_seed(seed)
         ids, logprobs, version = [], [], self.version
         while len(ids) < sampling.max_tokens:

@@ -195,6 +195,8 @@ def test_the_docs_have_every_setting_of_a_run_with_its_default():
             if value is PydanticUndefined
             else words[value]
             if isinstance(value, bool)
+            else " and ".join(map(str, value))
+            if isinstance(value, tuple)
             else str(value).replace("e-0", "e-")
         )
         for name, value in flat.items()
@@ -282,4 +284,4 @@ def test_a_run_has_what_a_recipe_needs(name, model, tmp_path):
     critic = {"critic": {"warmup": 0}} if "critic" in RECIPES[name].needs else {}
     with Run(check_config(fixed | {"loss": critic}, "test"), tmp_path / "run") as opened:
         train(opened)
-        assert opened.history()[-1]["policy/updates"] > 0
+        assert opened.folder.history()[-1]["policy/updates"] > 0

@@ -32,6 +32,8 @@ from agentrl.trajectory import Group
 
 GRPO = recipe("grpo", kl_coef=0.1)
 
+REPO = Path(__file__).resolve().parents[3]
+
 
 def round_of(episodes):
     """A round whose first episode has two rows; advantages and reference differ from token to
@@ -103,6 +105,7 @@ def test_processes_give_the_gradient_and_metrics_of_one(world, episodes):
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests/support"))),
     }
     command = [sys.executable, "-W", "error::UserWarning:torch", __file__, str(episodes)]
     ranks = [

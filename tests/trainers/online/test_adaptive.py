@@ -390,7 +390,7 @@ def test_a_resumed_run_goes_on_with_the_coefficients_where_they_were(model, tmp_
     whole = run(settings(model, steps=5, **change), tmp_path / "a" / "x")
     assert len(set(coefficients(whole, "anchor_kl_coef"))) > 2
     run(settings(model, steps=stop, **change), tmp_path / "b" / "x")
-    kept = checkpoint.latest(tmp_path / "b" / "x").coefficients
+    kept = checkpoint.latest(tmp_path / "b" / "x").state["coefficients"]
     assert kept == {
         name: coefficients(whole, name)[stop] for name in ("anchor_kl_coef", "entropy_coef")
     }
@@ -399,7 +399,7 @@ def test_a_resumed_run_goes_on_with_the_coefficients_where_they_were(model, tmp_
 
 def test_a_run_that_no_longer_adapts_takes_the_coefficient_of_its_settings(model, tmp_path):
     run(settings(model, steps=2), tmp_path / "a")
-    assert checkpoint.latest(tmp_path / "a").coefficients["anchor_kl_coef"] != 1.0
+    assert checkpoint.latest(tmp_path / "a").state["coefficients"]["anchor_kl_coef"] != 1.0
     config = settings(model, loss={"kl_target": math.inf, "anchor_kl_coef": 0.7})
     with Run(config, tmp_path / "a", resume=True) as opened:
         assert opened.learner.recipe.options["anchor_kl_coef"] == 0.7

@@ -17,7 +17,8 @@ from toy_envs import Parity
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import check_config
-from agentrl.trainers.online import checkpoint, loop
+from agentrl.trainers.observe import updates
+from agentrl.trainers.online import checkpoint, learner
 from agentrl.trainers.online import run as run_module
 from agentrl.trainers.online.run import Run
 from agentrl.trainers.online.session import run_training
@@ -53,7 +54,7 @@ def settings(model, **changes):
             {"loss": {"kl_coef": 0.1, "reset_every": 2}, "compute": {"lora_rank": 2}},
             "reset_every needs a reference",
         ),
-        ({"tasks_per_step": 41, "eval_every": 1}, "fewer than tasks_per_step=41"),
+        ({"tasks_per_step": 41, "eval_every": 1}, "fewer than the 41 of one round"),
         ({"recipe": "ppo", "loss": {"critic": {"model": "nowhere"}}}, "nowhere"),
     ],
 )
@@ -151,7 +152,7 @@ def test_a_crash_within_a_checkpoint_loses_nothing(model, tmp_path, monkeypatch,
         return crash
 
     places = {
-        "save_pretrained": (checkpoint, "save_policy", 3),
+        "save_pretrained": (learner, "save_policy", 3),
         "torch.save": (torch, "save", 6),
         "rename": (Path, "rename", 3),
         "rmtree": (checkpoint.shutil, "rmtree", 8),
@@ -192,7 +193,7 @@ def test_a_step_that_the_budget_skips_trains_nothing(model, tmp_path):
 
 def test_shares_of_the_gradient_weigh_by_corrections(model, tmp_path, monkeypatch):
     heard = []
-    monkeypatch.setattr(loop, "gradient_metrics", lambda trained: heard.extend(trained) or {})
+    monkeypatch.setattr(updates, "gradient_metrics", lambda trained: heard.extend(trained) or {})
     run(settings(model, steps=1, loss={"entropy_share": 0.1}), tmp_path / "a")
     assert len(heard) == 2 and all((part.weights_BT == 0)[part.mask_BT].any() for part in heard)
 
@@ -200,9 +201,9 @@ def test_shares_of_the_gradient_weigh_by_corrections(model, tmp_path, monkeypatc
 def test_greedy_episodes_are_rollouts_where_time_is_told(model, tmp_path, monkeypatch):
     pack = Run.pack
 
-    def slowly(*groups_and_step):
+    def slowly(*round_of):
         time.sleep(0.5)
-        return pack(*groups_and_step)
+        return pack(*round_of)
 
     monkeypatch.setattr(Run, "pack", slowly)
     run(settings(model, recipe="remax", steps=1), tmp_path / "a")

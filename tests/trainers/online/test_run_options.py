@@ -16,6 +16,7 @@ from agentrl.trainers.config import (
     Compute,
     CriticSettings,
     HeldOut,
+    OptimizerSettings,
     Schedule,
     TrainConfig,
     check_config,
@@ -86,6 +87,7 @@ CRITIC = {"learning_rate": 1e-3, "epochs": 2, "value_clip": 1e-3, "warmup": 1}
 COMPUTE = {"dtype": ({}, {"dtype": "bfloat16"}), "lora_rank": ({}, {"lora_rank": 2})}
 COMPUTE["lora_alpha"] = ({"lora_rank": 2}, {"lora_rank": 2, "lora_alpha": 1})
 HELD_OUT = {"tasks": {"tasks": 5}, "samples": {"samples": 2}}
+OPTIMIZER = {"betas": [0.5, 0.6], "weight_decay": 0.9, "max_grad_norm": 1e-3}
 SCHEDULE = {"warmup": {"warmup": 2}, "final": {"final": 0.1}}
 FIELDS = {
     "seed": 1,
@@ -105,6 +107,7 @@ ELSEWHERE = {
     "sandbox",
     "deterministic",
     "held_out",
+    "engine",
     "save_every",
     "keep_last",
 }
@@ -115,6 +118,7 @@ CASES = {
     "loss.kl_target": KL_TARGET,
     **{f"critic.{name}": (PPO, with_critic(**{name: value})) for name, value in CRITIC.items()},
     **{f"compute.{name}": ({"compute": a}, {"compute": b}) for name, (a, b) in COMPUTE.items()},
+    **{f"optimizer.{name}": ({}, {"optimizer": {name: to}}) for name, to in OPTIMIZER.items()},
     **{f"schedule.{name}": ({}, {"schedule": row}) for name, row in SCHEDULE.items()},
     **{
         f"held_out.{name}": ({"eval_every": 1}, {"eval_every": 1, "held_out": row})
@@ -145,7 +149,10 @@ def test_every_setting_is_tried():
         Compute.model_fields
     )
     assert set(HELD_OUT) == set(HeldOut.model_fields)
-    assert {*FIELDS, *ELSEWHERE, "loss", "schedule", "compute"} == set(TrainConfig.model_fields)
+    assert set(OPTIMIZER) == set(OptimizerSettings.model_fields)
+    assert {*FIELDS, *ELSEWHERE, "loss", "schedule", "compute", "optimizer"} == set(
+        TrainConfig.model_fields
+    )
 
 
 def test_what_changes_the_cost_alone(outcome, model, tmp_path):
@@ -156,8 +163,9 @@ def test_what_changes_the_cost_alone(outcome, model, tmp_path):
         for row in ({"micro_tokens": 64}, {"gradient_checkpointing": True})
     )
     assert small.config.compute.micro_tokens < plain.config.compute.micro_tokens
-    assert again.model.is_gradient_checkpointing and not plain.model.is_gradient_checkpointing
-    outcome(BASE | PPO)[2].critic.save(tmp_path / "critic")
+    assert again.learner.model.is_gradient_checkpointing
+    assert not plain.learner.model.is_gradient_checkpointing
+    outcome(BASE | PPO)[2].learner.critic.save(tmp_path / "critic")
     assert outcome(BASE | with_critic(model=str(tmp_path / "critic")))[1] != outcome(BASE | PPO)[1]
 
 
