@@ -164,14 +164,22 @@ class EpisodeKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened in an episode; all are counts but `wall_s` (seconds) and `usd` (US dollars;
-    None: not known).
+    """What happened in an episode.
+
+    Attributes:
+        tool_errors: calls that were answered by an error, unreadable and denied ones included.
+        bad_calls: calls that could not be read.
+        denied: calls that a guard denied.
+        wall_s: seconds.
+        usd: price in US dollars; None where not known.
+        by_tool: calls of each tool.
     """
 
     turns: int = 0
     tool_calls: int = 0
     tool_errors: int = 0
     bad_calls: int = 0
+    denied: int = 0
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     wall_s: float = 0.0
@@ -190,6 +198,7 @@ class Episode:
             speak messages.
         messages: the conversation for people and message-level verifiers.
         artifacts: declared files, as they left the sandbox (base64 in records when not UTF-8).
+        side_effects: what was changed -> how; None where nobody measured it.
         failure: what broke, when `end` is a failure.
     """
 
@@ -203,7 +212,7 @@ class Episode:
     trajectories: tuple[Trajectory, ...] = ()
     counts: Counts = Counts()
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
-    side_effects: Mapping[str, str] = field(default_factory=dict)
+    side_effects: Mapping[str, str] | None = None
     failure: str = ""
 
     def __post_init__(self) -> None:

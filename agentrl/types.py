@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Role = Literal["system", "user", "assistant", "tool"]
+Effect = Literal["read", "write", "network", "irreversible"]
 Json = Any
 
 
@@ -300,7 +301,7 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Json]
-    effect: Literal["read", "write", "network", "irreversible"] = "read"
+    effect: Effect = "read"
 
     def schema(self) -> dict[str, Json]:
         """The function-calling form that chat templates and served models take."""

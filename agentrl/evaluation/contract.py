@@ -18,6 +18,7 @@ from agentrl.policies.base import Policy, Scripted, noop
 from agentrl.registry import factory
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.tools import tools_of
 from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Ending, Message, Task, ToolCall
@@ -109,7 +110,7 @@ def _usable(sandbox: str, env: ToolEnv) -> str:
     """The backend that will serve: one that cannot be had is no fault of the environment, and
     "auto" is said once.
     """
-    pool = env.open_pool(sandbox)
+    pool = pool_for(env, sandbox)
     if env.needs_sandbox:
         pool.tell()
     return pool.backend.name if sandbox == "auto" else sandbox
@@ -174,7 +175,7 @@ def _play(
     """All episodes, or what went wrong before there were any."""
     try:
         rollouts = Rollouts(
-            Setting(make, policy, make().open_pool(sandbox)), group_size=group_size, concurrency=4
+            Setting(make, policy, pool_for(make(), sandbox)), group_size=group_size, concurrency=4
         )
     except AgentRLError as error:
         return str(error)
@@ -235,7 +236,7 @@ def _rude_turns(env: ToolEnv) -> Iterator[Message]:
 def _check_gym(make: Callable[[], ToolEnv], sandbox: str) -> str:
     from gymnasium.utils.env_checker import check_env
 
-    face = GymEnv(make, lambda: make().open_pool(sandbox, size=2))
+    face = GymEnv(make, lambda: pool_for(make(), sandbox, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_env(face, skip_render_check=True)

@@ -8,9 +8,9 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from agentrl.aio import is_cancelled
+from agentrl.calls import Guard
 from agentrl.env import ToolEnv
 from agentrl.errors import (
     EngineError,
@@ -22,12 +22,11 @@ from agentrl.errors import (
     boundary,
 )
 from agentrl.policies.base import Player, Policy, usage_of
+from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
-
-Result = TypeVar("Result")
 
 _REASONS: dict[type[InfraError], EndReason] = {
     SandboxLost: EndReason.SANDBOX_LOST,
@@ -46,8 +45,9 @@ class Setting:
         pool: lends sandboxes; None if neither the environment nor its verifier needs one.
         run: name of the run, part of every episode's key.
         seed: of the run; every other seed is derived from it.
-        deterministic: the clock decides nothing: meeting a wall limit counts as a failure of the
-            machinery.
+        deterministic: the clock must decide no reward, so an episode that meets its wall limit
+            counts as failed by infrastructure.
+        guard: builds the guard of one episode's tool calls; None for none.
     """
 
     make: Callable[[], ToolEnv]
@@ -56,13 +56,14 @@ class Setting:
     run: str = "run"
     seed: int = 0
     deterministic: bool = False
+    guard: Callable[[], Guard] | None = None
 
 
 @dataclass
 class _Progress:
-    """What an episode has come to so far; it survives whatever interrupts the episode."""
+    """The episode so far; it survives whatever interrupts the episode."""
 
-    env: ToolEnv
+    runner: Runner
     history: list[Message] = field(default_factory=list)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     player: Player | None = None
@@ -70,14 +71,13 @@ class _Progress:
 
 
 async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
-    """Play one episode from reset to score. Whatever breaks is recorded under its name; it is never
-    a number.
+    """Play one episode from reset to score; a failure is recorded by name, without a score.
 
     Raises:
         UserError: the environment or the task is wrong for every episode alike.
     """
     env = setting.make()
-    progress = _Progress(env)
+    progress = _Progress(Runner(env, setting.guard() if setting.guard else None))
     try:
         end = await _act(setting, task, key, progress)
         if end is EndReason.WALL_TIME and setting.deterministic:
@@ -90,10 +90,8 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
     except UserError:
         raise
     except InfraError as error:
-        end, score = (
-            _REASONS.get(type(error), EndReason.INTERNAL_ERROR),
-            Score.failed(str(error) or repr(error)),
-        )
+        end = _REASONS.get(type(error), EndReason.INTERNAL_ERROR)
+        score = Score.failed(str(error) or repr(error))
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
@@ -105,13 +103,12 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
 
 
 async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
-    """Everything up to the end of the conversation, and the artifacts' way out of the sandbox."""
-    env = progress.env
+    """Play until the conversation ends, and copy the artifacts out of the sandbox."""
+    runner, env = progress.runner, progress.runner.env
     seed = derive_seed(setting.seed, key.task, key.step, key.sample)
-    # The player takes its seat before anything is awaited: a turn-synchronous engine must know of
-    # all episodes at once.
+    # Before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with env.borrow(setting.pool) as sandbox, _closing(env):
+        async with borrow(env, setting.pool) as sandbox, _closing(runner):
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
@@ -121,7 +118,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
                     raise
                 end = EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
-                progress.artifacts = await env.collect()
+                progress.artifacts = await runner.collect()
     return end
 
 
@@ -134,12 +131,11 @@ async def _converse(
     clock: asyncio.Timeout,
 ) -> EndReason:
     """Reset, then turn by turn until something ends it."""
-    env, history, player = progress.env, progress.history, progress.player
+    runner, history, player = progress.runner, progress.history, progress.player
+    env, seed = runner.env, derive_seed(setting.seed, key.task, key.step)
     assert player is not None
     async with boundary(ToolFault, f"{env.id}: reset"):
-        history += await env.reset(
-            task.view(), seed=derive_seed(setting.seed, key.task, key.step), sandbox=sandbox
-        )
+        history += await runner.reset(task.view(), seed=seed, sandbox=sandbox)
     progress.opening = len(history)
     while True:
         async with _paused(clock) if setting.deterministic else nullcontext():
@@ -148,7 +144,7 @@ async def _converse(
         if end is not None:
             return end
         async with boundary(ToolFault, f"{env.id}: step"):
-            step = await env.step(message)
+            step = await runner.step(message)
         history += step.messages
         if step.end is not None:
             return step.end
@@ -156,9 +152,7 @@ async def _converse(
 
 @asynccontextmanager
 async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
-    """Stop the clock: a turn-synchronous policy waits for the slowest episode, which is no fault of
-    this one.
-    """
+    """Stop the clock while a turn-synchronous policy waits for other, slower episodes."""
     loop, deadline = asyncio.get_running_loop(), clock.when()
     assert deadline is not None
     left = deadline - loop.time()
@@ -168,18 +162,19 @@ async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _closing(env: ToolEnv) -> AsyncIterator[None]:
+async def _closing(runner: Runner) -> AsyncIterator[None]:
     """Close the environment while its sandbox is still there."""
     try:
         yield
     finally:
-        async with boundary(ToolFault, f"{env.id}: close"):
-            await env.close()
+        async with boundary(ToolFault, f"{runner.env.id}: close"):
+            await runner.close()
 
 
 async def _judge(
     setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason
 ) -> Score:
+    env = progress.runner.env
     submission = Submission(
         task=task,
         messages=tuple(progress.history),
@@ -188,24 +183,25 @@ async def _judge(
         pool=setting.pool,
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
         opening=progress.opening,
-        untrusted=progress.env.untrusted,
+        untrusted=env.untrusted,
     )
-    return await grade(progress.env.verifier, submission, progress.env.verifier_s)
+    return await grade(env.verifier, submission, env.verifier_s)
 
 
 def _episode(
     progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, score: Score
 ) -> Episode:
+    runner = progress.runner
     return Episode(
         key=key,
-        env=progress.env.id,
+        env=runner.env.id,
         task=task.view(),
-        start=progress.env.start,
+        start=runner.start,
         messages=tuple(progress.history),
         end=end,
         score=score,
         trajectories=progress.player.trajectories if progress.player else (),
-        counts=replace(progress.env.counts(), **usage_of(progress.player)._asdict()),
+        counts=replace(runner.counts(), **usage_of(progress.player)._asdict()),
         artifacts=progress.artifacts,
         failure=score.why if score.value is None else "",
     )

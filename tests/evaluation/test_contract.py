@@ -16,7 +16,7 @@ from agentrl.evaluation.contract import check_environment
 from agentrl.evaluation.leaks import shown_secret
 from agentrl.registry import factory
 from agentrl.tools import tool
-from agentrl.types import BadCall, Limits, Message, Score, ToolCall
+from agentrl.types import BadCall, EndReason, Limits, Message, Score, ToolCall
 
 
 def problems(env, **options) -> dict[str, str]:
@@ -158,12 +158,11 @@ def test_an_environment_that_crashes_on_bad_calls_is_red():
     assert problems(Rude) == {}
 
     class Crash(Good):
-        limits = Limits(bad_calls=99)
+        limits = Limits(bad_calls=1)
 
-        async def step(self, action):
-            if any(getattr(call, "name", "") == "no_such_tool" for call in action.tool_calls):
+        async def close(self):
+            if self.end_reason is EndReason.FORMAT_ERROR:
                 raise ValueError("crash")
-            return await super().step(action)
 
     found = problems(Crash)
     assert list(found) == ["bad calls are answered, never a crash"] and "crash" in next(

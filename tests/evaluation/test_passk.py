@@ -45,7 +45,7 @@ def episode(
         end=end,
         score=Score.failed("gone") if reward is None else Score(reward),
         counts=Counts(turns=2, tool_calls=3, sampled_tokens=10, wall_s=0.5),
-        side_effects=effects or {},
+        side_effects=effects,
     )
 
 
