@@ -11,8 +11,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Task
-from agentrl.verifiers.answers.text import numeric
-from agentrl.verifiers.base import Verifier
+from agentrl.verifiers import Verifier, numeric
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 

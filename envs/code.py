@@ -15,9 +15,8 @@ from agentrl.errors import ConfigError
 from agentrl.records.taskfile import read_tasks
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
-from agentrl.verifiers.base import Verifier
-from agentrl.verifiers.code.hidden_tests import hidden_tests, met_a_limit
-from agentrl.verifiers.combine import remembered
+from agentrl.verifiers import Verifier, hidden_tests, remembered
+from agentrl.verifiers.code.hidden_tests import met_a_limit
 
 _SHIPPED = Path(__file__).parent / "data" / "code_sample.jsonl"
 

@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator
 
 from agentrl import Limits, Task, ToolEnv, tool
-from agentrl.verifiers.answers.text import numeric
+from agentrl.verifiers import numeric
 
 WORDS = ("banana", "letter", "mississippi", "parallel", "reward", "sandbox", "token", "verifier")
 
@@ -56,7 +56,7 @@ _TEST = '''"""The contract of {id}, checked rule by rule."""
 
 from pathlib import Path
 
-from agentrl.evaluation.contract import check_environment
+from agentrl.evaluation import check_environment
 from agentrl.registry import factory
 
 FILE = Path(__file__).with_name("{stem}.py")

@@ -14,8 +14,8 @@ from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
-from agentrl.verifiers.code.hidden_tests import hidden_tests, met_a_limit
-from agentrl.verifiers.combine import if_submitted, remembered
+from agentrl.verifiers import hidden_tests, if_submitted, remembered
+from agentrl.verifiers.code.hidden_tests import met_a_limit
 
 FILE = "solution.py"
 _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")

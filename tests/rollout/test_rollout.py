@@ -291,7 +291,7 @@ def test_an_interrupt_in_next_leaves_nothing(bubblewrap):
 def test_killing_the_whole_program_leaves_nothing(bubblewrap, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        f"import sys; sys.path[:0] = [{str(REPO / 'tests')!r}]\n"
+        f"import sys; sys.path[:0] = {[str(REPO / 'tests' / room) for room in ('support', 'rollout')]}\n"
         "from test_rollout import *\n"
         "with rollouts(Work, script(*HANG), pool=open_pool('bubblewrap', size=2)) as playing:\n"
         "    playing.dispatch(tasks_of(2), 0)\n"
