@@ -150,7 +150,7 @@ def _refuse_failure(end: EndReason | None) -> None:
 def _with_artifacts(
     tasks: Callable[[ToolEnv, str, int], Iterator[Task]],
 ) -> Callable[..., Iterator[Task]]:
-    """Add the class's artifacts to tasks that name none: verifiers and audits see the task alone."""
+    """Add the class's artifacts to tasks that name none, as verifiers see only the task."""
 
     @functools.wraps(tasks)
     def declared(self: ToolEnv, split: str, seed: int) -> Iterator[Task]:

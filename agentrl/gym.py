@@ -210,12 +210,13 @@ class GymEnv(gymnasium.Env[str, str]):
         await self._leave()
         # A new instance: a tool of the last episode may still run, and must not end this one.
         self.env = self._make()
-        self._runner = Runner(self.env, self._guard() if self._guard else None)
+        self._runner = Runner(self.env)
+        guard = self._guard() if self._guard else None
         if self._pool is None:
             self._pool = self._open_pool()
         sandbox = await self._lease.enter_async_context(borrow(self.env, self._pool))
         async with boundary(ToolFault, f"{self.env.id}: reset"):
-            return await self._runner.reset(task.view(), seed=seed, sandbox=sandbox)
+            return await self._runner.reset(task.view(), seed=seed, sandbox=sandbox, guard=guard)
 
     async def _step(self, task: Task, message: Message) -> tuple[Step, Score | None]:
         async with boundary(ToolFault, f"{self.env.id}: step"):

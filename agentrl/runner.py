@@ -49,16 +49,15 @@ class Runner:
 
     Args:
         env: a fresh instance.
-        guard: asked before each tool call and told after it; None for no guard.
 
     Attributes:
         start: fingerprint of the start state; empty before `reset`.
     """
 
-    def __init__(self, env: ToolEnv, guard: Guard | None = None) -> None:
+    def __init__(self, env: ToolEnv) -> None:
         self.env = env
         self.start = ""
-        self._guard = guard
+        self._guard: Guard | None = None
         self._sandbox: Sandbox | None = None
         self._tools: Mapping[str, Tool] = {}
         self._turns = 0
@@ -68,9 +67,20 @@ class Runner:
         self._open = False
 
     async def reset(
-        self, task: TaskView, *, seed: int = 0, sandbox: Sandbox | None = None
+        self,
+        task: TaskView,
+        *,
+        seed: int = 0,
+        sandbox: Sandbox | None = None,
+        guard: Guard | None = None,
     ) -> tuple[Message, ...]:
         """Start the episode and return its opening; equal task and seed give an equal start.
+
+        Args:
+            task: what is played.
+            seed: of `env.rng`.
+            sandbox: borrowed for this episode; see `borrow`.
+            guard: asked before each tool call and told after it; None for no guard.
 
         Raises:
             ContractError: the environment needs a sandbox and got none.
@@ -81,7 +91,7 @@ class Runner:
                 f"{env.id} needs a sandbox: choose one with sandbox='bubblewrap', 'docker' or"
                 " 'process'"
             )
-        self._open, self._started = True, time.monotonic()
+        self._open, self._started, self._guard = True, time.monotonic(), guard
         env.task, env.rng, env.end_reason = task.view(), random.Random(seed), None
         env.sandbox = self._sandbox = sandbox
         self._tools = {name: entry.bind(env) for name, entry in tools_of(type(env)).items()}

@@ -129,7 +129,7 @@ class Trajectory:
 
     @cached_property
     def turn_of(self) -> tuple[int, ...]:
-        """Index of the sampled turn a token belongs to; -1 for prompt and observation (length T)."""
+        """Index of the sampled turn of each token; -1 for prompt and observation (length T)."""
         turns: list[int] = []
         turn = -1
         for segment in self.segments:
@@ -235,34 +235,29 @@ class Episode:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the score, shaping left out, reaches the task's threshold; None when
-        infrastructure failed.
-        """
+        """Whether the unshaped score reaches the threshold; None when infrastructure failed."""
         return None if self.score.verdict is None else self.score.verdict >= self.task.threshold
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit ended the episode: read off the ending, never off a width."""
+        """Whether a limit ended the episode."""
         return self.end.ending is Ending.TRUNCATED
 
 
 def token_rewards(
     episode: Episode, weights: Mapping[str, float] | None = None
 ) -> tuple[tuple[float, ...], ...]:
-    """The process rewards of an episode at their tokens: one row per branch, each as long as its
-    ids.
+    """The process rewards of an episode per token: one row per branch, as long as its ids.
 
-    A turn's reward stands on the last token that was sampled in it, once, in the branch that owns
-    it; every other token has 0.0. Turn t is the t-th sampled segment of the branches in their
-    order, shared ones left out.
+    The last sampled token of a turn has the turn's reward, in the branch that owns it; every other
+    token has 0.0. Turn t is the t-th sampled segment of all branches, shared ones left out.
 
     Args:
-        weights: of the named terms of `score.turns`; None weighs each 1.0, and a name that is
-            missing counts 0.0.
+        weights: of the named terms of `score.turns`, 0.0 where one is missing; None for all 1.0.
 
     Raises:
-        ValueError: a term has rewards for other turns than were sampled; one more is fine for a
-            last turn that a limit ended before its first token.
+        ValueError: a term has not one reward per sampled turn; one more is accepted, since a limit
+            may end the last turn before its first token.
     """
     owned = [
         segment.kind is SegmentKind.SAMPLED and index >= branch.shared

@@ -1,6 +1,4 @@
-"""code-v0: programming tasks from a task file; the agent writes files, hidden tests judge the
-declared ones.
-"""
+"""code-v0: programming tasks from a task file; hidden tests judge the declared files."""
 
 from __future__ import annotations
 
@@ -25,10 +23,9 @@ class Code(ToolEnv):
     """Write the files that a task asks for; try them out in the sandbox; submit.
 
     Args:
-        tasks_file: JSON lines, one task each (see docs/verifiers.md); default: a few shipped
-            examples.
-        held_out: share of the tasks, chosen by a hash of their content, that makes up the split
-            "test"; 0 puts every task in both splits.
+        tasks_file: JSON lines, one task each (docs/verifiers.md); default: a few shipped ones.
+        held_out: share of the tasks in the split "test", chosen by a hash of their content; 0 puts
+            every task in both splits.
     """
 
     id: ClassVar[str] = "code-v0"

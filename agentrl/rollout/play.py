@@ -8,6 +8,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from agentrl.aio import is_cancelled
 from agentrl.calls import Guard
@@ -27,6 +28,8 @@ from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
+
+Result = TypeVar("Result")
 
 _REASONS: dict[type[InfraError], EndReason] = {
     SandboxLost: EndReason.SANDBOX_LOST,
@@ -63,11 +66,14 @@ class Setting:
 class _Progress:
     """The episode so far; it survives whatever interrupts the episode."""
 
-    runner: Runner
+    env: ToolEnv
     history: list[Message] = field(default_factory=list)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     player: Player | None = None
     opening: int = 0
+
+    def __post_init__(self) -> None:
+        self.runner = Runner(self.env)
 
 
 async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
@@ -77,7 +83,7 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
         UserError: the environment or the task is wrong for every episode alike.
     """
     env = setting.make()
-    progress = _Progress(Runner(env, setting.guard() if setting.guard else None))
+    progress = _Progress(env)
     try:
         end = await _act(setting, task, key, progress)
         if end is EndReason.WALL_TIME and setting.deterministic:
@@ -90,8 +96,10 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
     except UserError:
         raise
     except InfraError as error:
-        end = _REASONS.get(type(error), EndReason.INTERNAL_ERROR)
-        score = Score.failed(str(error) or repr(error))
+        end, score = (
+            _REASONS.get(type(error), EndReason.INTERNAL_ERROR),
+            Score.failed(str(error) or repr(error)),
+        )
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
@@ -104,11 +112,11 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
 
 async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
     """Play until the conversation ends, and copy the artifacts out of the sandbox."""
-    runner, env = progress.runner, progress.runner.env
+    env = progress.env
     seed = derive_seed(setting.seed, key.task, key.step, key.sample)
     # Before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with borrow(env, setting.pool) as sandbox, _closing(runner):
+        async with borrow(env, setting.pool) as sandbox, _closing(progress.runner):
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
@@ -118,7 +126,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
                     raise
                 end = EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
-                progress.artifacts = await runner.collect()
+                progress.artifacts = await progress.runner.collect()
     return end
 
 
@@ -131,11 +139,15 @@ async def _converse(
     clock: asyncio.Timeout,
 ) -> EndReason:
     """Reset, then turn by turn until something ends it."""
-    runner, history, player = progress.runner, progress.history, progress.player
-    env, seed = runner.env, derive_seed(setting.seed, key.task, key.step)
+    env, history, player = progress.env, progress.history, progress.player
     assert player is not None
     async with boundary(ToolFault, f"{env.id}: reset"):
-        history += await runner.reset(task.view(), seed=seed, sandbox=sandbox)
+        history += await progress.runner.reset(
+            task.view(),
+            seed=derive_seed(setting.seed, key.task, key.step),
+            sandbox=sandbox,
+            guard=setting.guard() if setting.guard else None,
+        )
     progress.opening = len(history)
     while True:
         async with _paused(clock) if setting.deterministic else nullcontext():
@@ -144,7 +156,7 @@ async def _converse(
         if end is not None:
             return end
         async with boundary(ToolFault, f"{env.id}: step"):
-            step = await runner.step(message)
+            step = await progress.runner.step(message)
         history += step.messages
         if step.end is not None:
             return step.end
@@ -174,7 +186,6 @@ async def _closing(runner: Runner) -> AsyncIterator[None]:
 async def _judge(
     setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason
 ) -> Score:
-    env = progress.runner.env
     submission = Submission(
         task=task,
         messages=tuple(progress.history),
@@ -183,25 +194,24 @@ async def _judge(
         pool=setting.pool,
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
         opening=progress.opening,
-        untrusted=env.untrusted,
+        untrusted=progress.env.untrusted,
     )
-    return await grade(env.verifier, submission, env.verifier_s)
+    return await grade(progress.env.verifier, submission, progress.env.verifier_s)
 
 
 def _episode(
     progress: _Progress, task: Task, key: EpisodeKey, end: EndReason, score: Score
 ) -> Episode:
-    runner = progress.runner
     return Episode(
         key=key,
-        env=runner.env.id,
+        env=progress.env.id,
         task=task.view(),
-        start=runner.start,
+        start=progress.runner.start,
         messages=tuple(progress.history),
         end=end,
         score=score,
         trajectories=progress.player.trajectories if progress.player else (),
-        counts=replace(runner.counts(), **usage_of(progress.player)._asdict()),
+        counts=replace(progress.runner.counts(), **usage_of(progress.player)._asdict()),
         artifacts=progress.artifacts,
         failure=score.why if score.value is None else "",
     )

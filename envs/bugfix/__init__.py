@@ -24,8 +24,8 @@ _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
 class BugFix(ToolEnv):
     """Find the line that breaks its docstring, mend it, submit.
 
-    Only what was submitted is judged: otherwise breaking the last call would cost nothing, and
-        training soon breaks it.
+    Only submitted work is judged. Otherwise a malformed last call would cost nothing, and training
+    would soon produce them.
 
     Args:
         knobs: fields of `agentrl.envs.bugfix.generate.Knobs`: how hard the programs are.
@@ -118,9 +118,7 @@ class BugFix(ToolEnv):
 
 
 def smallest_edit(broken: str, fixed: str) -> tuple[str, str]:
-    """The smallest pair (old, new) of whole tokens that turns one line into the other, `old` being
-    unique in it.
-    """
+    """The shortest whole-token replacement (old, new) between two lines; `old` occurs once."""
     old, new = (
         [(match.start(), match.end()) for match in _TOKEN.finditer(line)]
         for line in (broken, fixed)

@@ -136,8 +136,8 @@ def test_a_guard_that_breaks_lets_no_episode_pass(method):
 
     guard = type("Broken", (Ledger,), {method: broken})()
     episode = sold(guard, says(call("sell")), says(content="yes"))
-    assert episode.end is EndReason.TOOL_FAULT and episode.score.value is None
-    assert "policy file" in episode.failure and Shop.stock == (3 if method == "before" else 2)
+    assert not episode.passed and "policy file" in (episode.failure or episode.score.why)
+    assert Shop.stock == (3 if method == "before" else 2)
 
 
 def test_every_episode_of_a_rollout_has_a_guard_of_its_own():
