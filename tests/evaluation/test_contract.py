@@ -9,12 +9,12 @@ import time
 import pytest
 from helpers import Echo, make_task
 
-from agentrl import sandboxes
 from agentrl.cli.scaffold import write_environment
 from agentrl.errors import ConfigError
 from agentrl.evaluation.contract import check_environment
 from agentrl.evaluation.leaks import shown_secret
 from agentrl.registry import factory
+from agentrl.sandboxes import backends
 from agentrl.tools import tool
 from agentrl.types import BadCall, EndReason, Limits, Message, Score, ToolCall
 
@@ -31,8 +31,8 @@ def test_what_ships_keeps_the_contract(env_id, bubblewrap):
 
 
 def test_a_fallback_is_said_once(monkeypatch, capsys):
-    monkeypatch.setattr(sandboxes, "missing", lambda: "no bubblewrap here")
-    monkeypatch.setattr(sandboxes, "docker_missing", lambda: "no docker here")
+    monkeypatch.setattr(backends, "missing", lambda: "no bubblewrap here")
+    monkeypatch.setattr(backends, "docker_missing", lambda: "no docker here")
     assert problems(type("Sandboxed", (Good,), {"needs_sandbox": True})) == {}
     assert capsys.readouterr().err.count("falling back to the process sandbox") == 1
     assert problems(factory("calc-v0")) == {}
