@@ -1,6 +1,4 @@
-"""agentrl: tool-use environments, hidden-test verifiers and trajectory-level GRPO for
-language-model agents.
-"""
+"""agentrl: tool-use environments, hidden-test verifiers and trajectory-level GRPO."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from agentrl.lazy import lazy_names
 
 # A checkout that lost its symbolic links still finds the four rooms beside the package.
 if not (Path(__file__).parent / "envs").is_dir():
@@ -36,45 +36,25 @@ if TYPE_CHECKING:
     from agentrl.types import Task as Task
     from agentrl.types import TaskView as TaskView
     from agentrl.types import ToolCall as ToolCall
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "env": ("Step", "ToolEnv"),
+            "errors": ("AgentRLError", "InfraError", "UserError"),
+            "registry": ("make", "register"),
+            "rollout.play": ("play",),
+            "tools": ("tool",),
+            "trajectory": ("Episode", "Group", "Segment", "Trajectory"),
+            "types": ("EndReason", "Limits", "Message", "Score", "Task", "TaskView", "ToolCall"),
+        },
+    )
 
-_HOMES = {
-    "AgentRLError": "errors",
-    "EndReason": "types",
-    "Episode": "trajectory",
-    "Group": "trajectory",
-    "InfraError": "errors",
-    "Limits": "types",
-    "Message": "types",
-    "Score": "types",
-    "Segment": "trajectory",
-    "Step": "env",
-    "Task": "types",
-    "TaskView": "types",
-    "ToolCall": "types",
-    "ToolEnv": "env",
-    "Trajectory": "trajectory",
-    "UserError": "errors",
-    "make": "registry",
-    "play": "rollout.play",
-    "register": "registry",
-    "tool": "tools",
-}
-
-__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that importing the package costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
-    return getattr(import_module(f"agentrl.{_HOMES[name]}"), name)
-
-
 class _GymnasiumHook(MetaPathFinder):
-    """Registers our environments when gymnasium is imported: it reads no entry points, and is slow
-    to import here.
-    """
+    """Registers our environments once gymnasium is imported, which is too slow to do here."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "gymnasium.envs":

@@ -1,8 +1,7 @@
-"""The Gymnasium face of a ToolEnv: text actions, the 5-tuple, and an exception where infrastructure
-failed.
+"""A ToolEnv as a `gymnasium.Env`: text actions, the 5-tuple, exceptions for infrastructure.
 
-The async environment runs on one background loop, so this works in a script, a notebook and a
-running event loop alike.
+The async environment runs on one background loop, so this works in a script, in a notebook and
+inside a running event loop.
 """
 
 from __future__ import annotations
@@ -16,19 +15,22 @@ import gymnasium
 import numpy as np
 
 from agentrl.aio import LoopThread
-from agentrl.chat.parsers import PARSERS
+from agentrl.calls import Guard
+from agentrl.chat.parsers import FORMATTERS, PARSERS
 from agentrl.env import Step, ToolEnv
 from agentrl.errors import ConfigError, ToolFault, VerifierError, boundary
+from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import SandboxPool
-from agentrl.types import Ending, Message, Score, Task
+from agentrl.types import Ending, Message, Score, Task, ToolCall
 from agentrl.verifiers.base import Submission, grade
 
 _MAX_CHARS = 1_000_000
 
 
 class Text(gymnasium.Space[str]):
-    """Any text of at most `max_chars` characters; gymnasium's own Text space knows ASCII letters
-    and digits only.
+    """Any text of at most `max_chars` characters.
+
+    Gymnasium's own Text space has only ASCII letters and digits.
 
     Args:
         max_chars: longest text of the space.
@@ -76,9 +78,7 @@ _shared: LoopThread | None = None
 
 
 def _loop() -> LoopThread:
-    """The one loop on which all GymEnvs of this process run; a forked process, which has no
-    threads, starts its own.
-    """
+    """The one loop on which all GymEnvs of this process run; a forked process starts its own."""
     global _shared
     if _shared is None or _shared.is_closed:
         _shared = LoopThread("agentrl-gym")
@@ -98,6 +98,7 @@ class GymEnv(gymnasium.Env[str, str]):
         make: builds the environment.
         open_pool: opens sandboxes, once, when the first episode needs one.
         parser: how text becomes tool calls, a name of `agentrl.chat.parsers.PARSERS`.
+        guard: builds the guard of one episode's tool calls; None for none.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - declared so by gymnasium
@@ -108,6 +109,7 @@ class GymEnv(gymnasium.Env[str, str]):
         open_pool: Callable[[], SandboxPool],
         parser: str = "hermes",
         render_mode: str | None = None,
+        guard: Callable[[], Guard] | None = None,
     ) -> None:
         if parser not in PARSERS:
             raise ConfigError(f"parser={parser!r} is unknown: choose one of {', '.join(PARSERS)}")
@@ -117,6 +119,8 @@ class GymEnv(gymnasium.Env[str, str]):
         self.observation_space = Text()
         self.action_space = Text(examples=_example_calls(self.env))
         self._parse = PARSERS[parser]
+        self._guard = guard
+        self._runner = Runner(self.env)
         self._open_pool = open_pool
         self._pool: SandboxPool | None = None
         self._lease = AsyncExitStack()
@@ -160,7 +164,7 @@ class GymEnv(gymnasium.Env[str, str]):
         try:
             step, score = _loop().run(self._step(self._task, message))
         except BaseException:
-            self._task = None  # whatever broke, this episode cannot go on
+            self._task = None  # the episode cannot go on
             raise
         self._history += [message, *step.messages]
         info = self._info(step.messages)
@@ -204,22 +208,23 @@ class GymEnv(gymnasium.Env[str, str]):
 
     async def _reset(self, task: Task, seed: int) -> tuple[Message, ...]:
         await self._leave()
-        self.env = (
-            self._make()
-        )  # a tool of the last episode that still runs must not reach into this one
+        # A new instance: a tool of the last episode may still run, and must not end this one.
+        self.env = self._make()
+        self._runner = Runner(self.env)
+        guard = self._guard() if self._guard else None
         if self._pool is None:
             self._pool = self._open_pool()
-        sandbox = await self._lease.enter_async_context(self.env.borrow(self._pool))
+        sandbox = await self._lease.enter_async_context(borrow(self.env, self._pool))
         async with boundary(ToolFault, f"{self.env.id}: reset"):
-            return await self.env.reset(task.view(), seed=seed, sandbox=sandbox)
+            return await self._runner.reset(task.view(), seed=seed, sandbox=sandbox, guard=guard)
 
     async def _step(self, task: Task, message: Message) -> tuple[Step, Score | None]:
         async with boundary(ToolFault, f"{self.env.id}: step"):
-            step = await self.env.step(message)
+            step = await self._runner.step(message)
         if step.end is None:
             return step, None
         async with boundary(ToolFault, f"{self.env.id}: collecting artifacts"):
-            artifacts = await self.env.collect()
+            artifacts = await self._runner.collect()
         await self._leave()
         messages = (*self._history, message, *step.messages)
         submission = Submission(
@@ -239,7 +244,7 @@ class GymEnv(gymnasium.Env[str, str]):
     async def _leave(self) -> None:
         """Close the environment and give its sandbox back."""
         async with boundary(ToolFault, f"{self.env.id}: close"):
-            await self.env.close()
+            await self._runner.close()
         await self._lease.aclose()
 
     async def _close(self) -> None:
@@ -265,10 +270,5 @@ def _as_text(messages: Iterable[Message]) -> str:
 
 
 def _example_calls(env: ToolEnv) -> list[str]:
-    """One call without arguments per tool: valid where nothing is required, a known mistake
-    elsewhere.
-    """
-    from agentrl.chat.parsers import FORMATTERS
-    from agentrl.types import ToolCall
-
+    """One call without arguments per tool, valid where the tool requires none."""
     return [FORMATTERS["hermes"]("", (ToolCall(spec.name, {}),)) for spec in env.tools]

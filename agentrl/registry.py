@@ -1,8 +1,7 @@
-"""Environments by id: the shipped ones, and those that other packages offer by entry point.
+"""Environments by id: the shipped ones, and those of other packages.
 
-A package offers environments in its pyproject.toml: `[project.entry-points."agentrl.environments"]`
-    with lines
-`my-env-v0 = "my_package.my_module:MyEnv"`. Nothing is imported before its id is asked for.
+A package offers an environment by a line such as `my-env-v0 = "my_package.my_module:MyEnv"` under
+`[project.entry-points."agentrl.environments"]`. Nothing is imported before its id is asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import AgentRLError, ConfigError
 
 if TYPE_CHECKING:
+    from agentrl.calls import Guard
     from agentrl.gym import GymEnv
 
 GROUP = "agentrl.environments"
@@ -110,30 +110,38 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
         make()
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        # A TypeError about given values says nothing that a user could act on; about none it is the
-        # author's.
+        # A TypeError about the given values would tell the user nothing, so it is left out.
         why = f"with {given}" if given and isinstance(error, TypeError) else f"({error})"
         raise ConfigError(f"environment {env_id!r} cannot be built {why}: {offer}") from error
     return make
 
 
-def make(env_id: str, *, sandbox: str = "auto", parser: str = "hermes", **settings: Any) -> GymEnv:
-    """Build the Gymnasium face of an environment.
+def make(
+    env_id: str,
+    *,
+    sandbox: str = "auto",
+    parser: str = "hermes",
+    guard: Callable[[], Guard] | None = None,
+    **settings: Any,
+) -> GymEnv:
+    """Build an environment as a `gymnasium.Env`.
 
     Args:
         env_id: an id of `agentrl list`.
         sandbox: backend for environments that need one: auto, docker, bubblewrap or process.
         parser: how the text of an action becomes tool calls.
+        guard: builds the guard of one episode's tool calls; None for none.
         settings: passed to the environment's constructor.
 
     Raises:
         ConfigError: unknown environment or setting.
     """
     from agentrl.gym import GymEnv
+    from agentrl.runner import pool_for
 
     render_mode = settings.pop("render_mode", None)
     build = factory(env_id, **settings)
-    return GymEnv(build, lambda: build().open_pool(sandbox, size=2), parser, render_mode)
+    return GymEnv(build, lambda: pool_for(build(), sandbox, 2), parser, render_mode, guard)
 
 
 def describe(env_id: str) -> dict[str, Any]:
@@ -156,7 +164,7 @@ def describe(env_id: str) -> dict[str, Any]:
             split: None if cls.endless else {task.id for task in cls().tasks(split, 0)}
             for split in _SPLITS
         }
-    except Exception as error:  # noqa: BLE001 - another package's code
+    except Exception as error:  # noqa: BLE001 - another package's code may raise anything
         return row | {"summary": f"cannot be used: {type(error).__name__}: {error}"}
     return row | {
         "tasks": None
@@ -169,9 +177,7 @@ def describe(env_id: str) -> dict[str, Any]:
 
 
 def register_gymnasium() -> None:
-    """Register every known id with gymnasium, as `agentrl/<id>`; done when both packages are
-    imported.
-    """
+    """Register every known id with gymnasium, as `agentrl/<id>`."""
     from gymnasium.envs.registration import register as register_one
     from gymnasium.envs.registration import registry
 
@@ -191,7 +197,7 @@ def load_file(path: Path, what: str) -> ModuleType:
         what: what it holds, for messages.
 
     Raises:
-        ConfigError: it is not there, or raises something that is not ours.
+        ConfigError: there is no such file, or running it fails.
     """
     import importlib.util
 
@@ -231,9 +237,7 @@ def _from_file(target: str) -> type[ToolEnv]:
 
 
 def _classes_in(path: Path) -> list[str]:
-    """Top-level classes of a file that derive from ToolEnv, read off its text: nothing is run to
-    word an error.
-    """
+    """Names of a file's classes that derive from ToolEnv, found without running the file."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,8 +1,6 @@
-"""`@tool` turns a typed method with a Google-style docstring into a tool; `call_tool` runs one for
-the agent.
+"""`@tool` makes a typed, documented method a tool; `check_call` and `CheckedCall.run` run it.
 
-Whatever the agent does wrong comes back as a short text of a fixed form, `error: <kind>:
-<sentence>`, and is counted.
+Every mistake of the agent comes back as a short text, `error: <kind>: <sentence>`.
 """
 
 from __future__ import annotations
@@ -17,38 +15,26 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from agentrl.aio import is_cancelled, run_in_thread
+from agentrl.calls import ToolResult, printable
 from agentrl.errors import AgentRLError, ContractError
-from agentrl.types import BadCall, ToolCall, ToolSpec
+from agentrl.types import BadCall, Effect, ToolCall, ToolSpec
 
-Effect = Literal["read", "write", "network", "irreversible"]
-ErrorKind = Literal["bad_call", "unknown_tool", "bad_arguments", "tool_error", "timeout"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MARK = "__agentrl_effect__"
 _KNOWN = "__agentrl_tools__"
 _FIELD = "arg_"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_ERROR_CHARS = 400
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What one call gave: the text for the agent, and which fixed-form error it is, if it is one."""
-
-    text: str
-    error: ErrorKind | None = None
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the agent can call, its description, and the model that its arguments must
-    fit.
-    """
+    """A function that the agent can call, with its description and the model of its arguments."""
 
     spec: ToolSpec
     function: Callable[..., Any]
@@ -102,7 +88,7 @@ def tools_of(owner: type) -> Mapping[str, Tool]:
     A subclass takes a tool away with `name = None`.
 
     Raises:
-        ContractError: a tool cannot be described, or is overridden by what is no tool.
+        ContractError: a tool cannot be described, or something that is no tool overrides it.
     """
     known: Mapping[str, Tool] | None = vars(owner).get(_KNOWN)
     if known is None:
@@ -142,8 +128,7 @@ def _build(name: str, function: Callable[..., Any]) -> Tool:
         raise ContractError(
             f"tool {name!r}: its docstring describes {sorted(unknown)}, which it does not take"
         )
-    # Fields have names of their own, since pydantic keeps some (`json`, `copy`, `model_...`) to
-    # itself.
+    # Prefixed, because pydantic reserves some field names (`json`, `copy`, `model_...`).
     fields: dict[str, Any] = {
         _FIELD + key: (hints[key], Field(_default(item), alias=key, description=described.get(key)))
         for key, item in parameters.items()
@@ -187,50 +172,54 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return summary, described
 
 
-async def call_tool(
-    tools: Mapping[str, Tool], call: ToolCall | BadCall, timeout_s: float
-) -> ToolResult:
-    """Run one call; plain functions run in a thread. Only broken infrastructure raises.
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """A call whose tool exists and whose arguments fit it."""
 
-    Raises:
-        InfraError: the sandbox or another part below the tool is gone.
-    """
+    call: ToolCall
+    tool: Tool
+    values: Mapping[str, Any]
+
+    async def run(self, timeout_s: float) -> ToolResult:
+        """Run the tool; a plain function runs in a thread. What the tool raises is a result.
+
+        Raises:
+            InfraError: the sandbox or another part below the tool is gone.
+        """
+        clock = asyncio.timeout(timeout_s)
+        try:
+            async with clock:
+                return ToolResult(_text(await _invoke(self.tool.function, self.values)))
+        except AgentRLError:
+            raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return _raised(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything
+            if isinstance(error, TimeoutError) and clock.expired():
+                late = f"{self.call.name} took longer than {timeout_s:g} s"
+                return ToolResult.failed("timeout", late)
+            return _raised(error)
+
+
+def check_call(tools: Mapping[str, Tool], call: ToolCall | BadCall) -> CheckedCall | ToolResult:
+    """The call, ready to run, or the error that the agent sees."""
     if isinstance(call, BadCall):
-        return _error("bad_call", call.why)
+        return ToolResult.failed("bad_call", call.why)
     chosen = tools.get(call.name)
     if chosen is None:
-        return _error(
-            "unknown_tool", f"no tool is named {call.name!r}; the tools are {', '.join(tools)}"
+        known = ", ".join(tools)
+        return ToolResult.failed(
+            "unknown_tool", f"no tool is named {call.name!r}; the tools are {known}"
         )
     try:
         arguments = chosen.arguments.model_validate_json(json.dumps(dict(call.arguments)))
     except (ValidationError, ValueError, TypeError, RecursionError) as error:
-        return _error("bad_arguments", _why_refused(error))
-    values = {
-        name.removeprefix(_FIELD): getattr(arguments, name)
-        for name in chosen.arguments.model_fields
-    }
-    clock = asyncio.timeout(timeout_s)
-    try:
-        async with clock:
-            return ToolResult(_text(await _invoke(chosen.function, values)))
-    except AgentRLError:
-        raise
-    except asyncio.CancelledError as error:
-        if is_cancelled():
-            raise
-        return _raised(error)
-    except TimeoutError as error:
-        return (
-            _error("timeout", f"{call.name} took longer than {timeout_s:g} s")
-            if clock.expired()
-            else _raised(error)
-        )
-    except (
-        Exception,
-        SystemExit,
-    ) as error:
-        return _raised(error)
+        return ToolResult.failed("bad_arguments", _why_refused(error))
+    fields = chosen.arguments.model_fields
+    values = {name.removeprefix(_FIELD): getattr(arguments, name) for name in fields}
+    return CheckedCall(call, chosen, values)
 
 
 async def _invoke(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
@@ -241,25 +230,13 @@ async def _invoke(function: Callable[..., Any], values: Mapping[str, Any]) -> An
 
 
 def _text(result: object) -> str:
-    return _sayable(
-        result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-    )
-
-
-def _sayable(text: str) -> str:
-    """The text with lone surrogates (a file name that is no UTF-8) replaced: no tokenizer takes
-    them.
-    """
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    if not isinstance(result, str):
+        result = json.dumps(result, ensure_ascii=False, default=str)
+    return printable(result)
 
 
 def _raised(error: BaseException) -> ToolResult:
-    return _error("tool_error", f"{type(error).__name__}: {error}")
-
-
-def _error(kind: ErrorKind, sentence: str) -> ToolResult:
-    text = _sayable(" ".join(sentence.split()))
-    return ToolResult(f"error: {kind}: {text[:_ERROR_CHARS]}", kind)
+    return ToolResult.failed("tool_error", f"{type(error).__name__}: {error}")
 
 
 def _why_refused(error: Exception) -> str:

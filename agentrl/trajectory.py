@@ -132,7 +132,7 @@ class Trajectory:
 
     @cached_property
     def turn_of(self) -> tuple[int, ...]:
-        """Index of the sampled turn a token belongs to; -1 for prompt and observation (length T)."""
+        """Index of the sampled turn of each token; -1 for prompt and observation (length T)."""
         turns: list[int] = []
         turn = -1
         for segment in self.segments:
@@ -179,14 +179,22 @@ class EpisodeKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened in an episode; all are counts but `wall_s` (seconds) and `usd` (US dollars;
-    None: not known).
+    """What happened in an episode.
+
+    Attributes:
+        tool_errors: calls that were answered by an error, unreadable and denied ones included.
+        bad_calls: calls that could not be read.
+        denied: calls that a guard denied.
+        wall_s: seconds.
+        usd: price in US dollars; None where not known.
+        by_tool: calls of each tool.
     """
 
     turns: int = 0
     tool_calls: int = 0
     tool_errors: int = 0
     bad_calls: int = 0
+    denied: int = 0
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     wall_s: float = 0.0
@@ -205,6 +213,7 @@ class Episode:
             speak messages.
         messages: the conversation for people and message-level verifiers.
         artifacts: declared files, as they left the sandbox (base64 in records when not UTF-8).
+        side_effects: what was changed -> how; None where nobody measured it.
         failure: what broke, when `end` is a failure.
     """
 
@@ -218,7 +227,7 @@ class Episode:
     trajectories: tuple[Trajectory, ...] = ()
     counts: Counts = Counts()
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
-    side_effects: Mapping[str, str] = field(default_factory=dict)
+    side_effects: Mapping[str, str] | None = None
     failure: str = ""
 
     def __post_init__(self) -> None:
@@ -241,34 +250,29 @@ class Episode:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the score, shaping left out, reaches the task's threshold; None when
-        infrastructure failed.
-        """
+        """Whether the unshaped score reaches the threshold; None when infrastructure failed."""
         return None if self.score.verdict is None else self.score.verdict >= self.task.threshold
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit ended the episode: read off the ending, never off a width."""
+        """Whether a limit ended the episode."""
         return self.end.ending is Ending.TRUNCATED
 
 
 def token_rewards(
     episode: Episode, weights: Mapping[str, float] | None = None
 ) -> tuple[tuple[float, ...], ...]:
-    """The process rewards of an episode at their tokens: one row per branch, each as long as its
-    ids.
+    """The process rewards of an episode per token: one row per branch, as long as its ids.
 
-    A turn's reward stands on the last token that was sampled in it, once, in the branch that owns
-    it; every other token has 0.0. Turn t is the t-th sampled segment of the branches in their
-    order, shared ones left out.
+    The last sampled token of a turn has the turn's reward, in the branch that owns it; every other
+    token has 0.0. Turn t is the t-th sampled segment of all branches, shared ones left out.
 
     Args:
-        weights: of the named terms of `score.turns`; None weighs each 1.0, and a name that is
-            missing counts 0.0.
+        weights: of the named terms of `score.turns`, 0.0 where one is missing; None for all 1.0.
 
     Raises:
-        ValueError: a term has rewards for other turns than were sampled; one more is fine for a
-            last turn that a limit ended before its first token.
+        ValueError: a term has not one reward per sampled turn; one more is accepted, since a limit
+            may end the last turn before its first token.
     """
     owned = [
         segment.kind is SegmentKind.SAMPLED and index >= branch.shared

@@ -1,4 +1,4 @@
-"""The nouns that every room shares: frozen, and impossible to build in an invalid state."""
+"""The data types that every part shares: frozen, and checked when they are built."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Role = Literal["system", "user", "assistant", "tool"]
+Effect = Literal["read", "write", "network", "irreversible"]
 Json = Any
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model asked for; `arguments` is whatever JSON object it wrote, not yet
-    checked.
-    """
+    """One call that the model asked for; `arguments` is a JSON object, not yet checked."""
 
     name: str
     arguments: Mapping[str, Json]
@@ -30,9 +29,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Text that was meant as a tool call but is none; `why` is one fixed-form sentence for the
-    agent.
-    """
+    """Text meant as a tool call that cannot be read; `why` is a sentence for the agent."""
 
     text: str
     why: str
@@ -79,7 +76,7 @@ class Message:
 
 
 class Ending(Enum):
-    """What kind of ending it was: the task ended, a limit was met, or the machinery failed."""
+    """The kind of an ending: the task ended, a limit was met, or infrastructure failed."""
 
     TERMINATED = "terminated"
     TRUNCATED = "truncated"
@@ -169,7 +166,7 @@ class _Frozen(BaseModel):
 
 
 class TaskView(_Frozen):
-    """What environments and tools may see of a task: everything but the hidden part and the oracle."""
+    """What environments and tools see of a task: all but the hidden part and the oracle."""
 
     id: str = Field(min_length=1)
     instruction: str
@@ -193,10 +190,10 @@ class TaskView(_Frozen):
 
 
 class Task(TaskView):
-    """One frozen row: an instruction, a start state, how it is judged, and a reference solution.
+    """One task: an instruction, a start state, how it is judged, and a reference solution.
 
-    `hidden` and `oracle` never enter the agent's sandbox, prompt, environment or logs: `view()` is
-    what travels.
+    `hidden` and `oracle` never enter the agent's sandbox, prompt, environment or logs; those get
+    `view()`.
     """
 
     hidden: dict[str, Json] = {}
@@ -223,11 +220,10 @@ class Task(TaskView):
 
 
 def literal(value: Json) -> Any:
-    """Read a task-file value: `{"py": "<literal>"}` is a Python literal, lists and objects are read
-    recursively.
+    """Read a value of a task file, in which `{"py": "<literal>"}` is a Python literal.
 
     Raises:
-        ValueError: the text behind `py` is not a literal.
+        ValueError: the text of `py` is not a literal.
     """
     if isinstance(value, dict):
         if set(value) == {"py"} and isinstance(value["py"], str):
@@ -243,17 +239,15 @@ def literal(value: Json) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A verdict. `value` is None exactly when infrastructure failed: a failure is never a number.
+    """A verdict; `value` is None exactly when infrastructure failed.
 
     Attributes:
         value: reward of the episode, finite; or None.
-        parts: named terms; a term that only informs has weight zero in `value`.
-        why: one sentence for people; holds nothing hidden.
-        turns: named process rewards, one for each turn of the policy in order; they are no part of
-            `value`.
-        unshaped: the value before shaping terms were added; None where there were none. Whether an
-            episode passed is read from this one, so that no shaping can make it pass, or take a
-            pass away.
+        parts: named terms, also those that only inform and have no weight in `value`.
+        why: one sentence for people, with nothing hidden in it.
+        turns: named process rewards, one per turn of the policy; `value` does not include them.
+        unshaped: the value before shaping terms; None where there were none. It decides whether
+            the episode passed, so that shaping changes no verdict.
     """
 
     value: float | None
@@ -282,7 +276,7 @@ class Score:
 
     @property
     def verdict(self) -> float | None:
-        """The value that passing is decided by: without shaping."""
+        """The value that decides whether the episode passed: without shaping."""
         return self.value if self.unshaped is None else self.unshaped
 
     @classmethod
@@ -293,14 +287,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What the model is told of a tool: name, description, JSON schema of its arguments; and its
-    declared effect.
-    """
+    """A tool as the model is told of it (name, description, JSON schema), and its effect."""
 
     name: str
     description: str
     parameters: Mapping[str, Json]
-    effect: Literal["read", "write", "network", "irreversible"] = "read"
+    effect: Effect = "read"
 
     def schema(self) -> dict[str, Json]:
         """The function-calling form that chat templates and served models take."""
@@ -316,11 +308,10 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When an episode is cut short. Tokens count what the policy sampled; the context limit is the
-    engine's.
+    """When an episode is cut short.
 
     The n-th unreadable call (`bad_calls`) ends the episode as a format error; every other limit
-    truncates it.
+    truncates it. Tokens are those that the policy sampled; the engine has its own context limit.
     """
 
     turns: int = 16

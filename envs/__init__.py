@@ -1,4 +1,4 @@
-"""What the agent meets: one folder or file per task family."""
+"""The shipped environments: one module or folder per task family."""
 
 if __name__ == "envs":
     raise ImportError("import agentrl.envs, not envs")

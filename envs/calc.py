@@ -1,4 +1,4 @@
-"""calc-v0: work out an arithmetic expression with a calculator that knows one operation at a time."""
+"""calc-v0: work out an arithmetic expression with a calculator, one operation at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Task
-from agentrl.verifiers.answers.text import numeric
-from agentrl.verifiers.base import Verifier
+from agentrl.verifiers import Verifier, numeric
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -42,11 +41,9 @@ class Calculator(ToolEnv):
         self.largest = largest
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        """Expressions without end; a split is a residue of the expression's text, so splits share
-        none.
+        """Random expressions, each once; the expression's text decides its split.
 
-        With one operation on small numbers they do end: when a thousand draws in a row brought
-            nothing new.
+        With one operation on small numbers they end, after a thousand draws without a new one.
         """
         if split not in ("train", "test"):
             raise ConfigError(f"calc-v0: split={split!r} must be 'train' or 'test'")
@@ -81,9 +78,7 @@ class Calculator(ToolEnv):
         return str(_OPERATIONS[operation](left, right))
 
     def _expression(self, rng: random.Random) -> tuple[str, list[dict[str, object]], int]:
-        """Text, calculator calls and value of a random expression, worked from left to right in
-        brackets.
-        """
+        """Text, calculator calls and value of a random expression, bracketed from the left."""
         value = rng.randint(1, self.largest)
         text = str(value)
         calls: list[dict[str, object]] = []

@@ -1,6 +1,4 @@
-"""code-v0: programming tasks from a task file; the agent writes files, hidden tests judge the
-declared ones.
-"""
+"""code-v0: programming tasks from a task file; hidden tests judge the declared files."""
 
 from __future__ import annotations
 
@@ -15,9 +13,8 @@ from agentrl.errors import ConfigError
 from agentrl.records.taskfile import read_tasks
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
-from agentrl.verifiers.base import Verifier
-from agentrl.verifiers.code.hidden_tests import hidden_tests, met_a_limit
-from agentrl.verifiers.combine import remembered
+from agentrl.verifiers import Verifier, hidden_tests, remembered
+from agentrl.verifiers.code.hidden_tests import met_a_limit
 
 _SHIPPED = Path(__file__).parent / "data" / "code_sample.jsonl"
 
@@ -26,10 +23,9 @@ class Code(ToolEnv):
     """Write the files that a task asks for; try them out in the sandbox; submit.
 
     Args:
-        tasks_file: JSON lines, one task each (see docs/verifiers.md); default: a few shipped
-            examples.
-        held_out: share of the tasks, chosen by a hash of their content, that makes up the split
-            "test"; 0 puts every task in both splits.
+        tasks_file: JSON lines, one task each (docs/verifiers.md); default: a few shipped ones.
+        held_out: share of the tasks in the split "test", chosen by a hash of their content; 0 puts
+            every task in both splits.
     """
 
     id: ClassVar[str] = "code-v0"

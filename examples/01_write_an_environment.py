@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from agentrl import Limits, Task, ToolEnv, make, register, tool
-from agentrl.verifiers.answers.text import numeric
+from agentrl.verifiers import numeric
 
 Shelf = Literal["north", "south", "east"]
 
@@ -25,19 +25,14 @@ class Warehouse(ToolEnv):
         for number in range(100):
             shelves = {shelf: rng.randint(1, 99) for shelf in ("north", "south", "east")}
             wanted = rng.sample(sorted(shelves), k=2)
-            total = sum(shelves[shelf] for shelf in wanted)
+            names, total = " and ".join(wanted), sum(shelves[shelf] for shelf in wanted)
+            calls = [{"name": "look", "arguments": {"shelf": shelf}} for shelf in wanted]
             yield Task(
                 id=f"{split}-{seed}-{number}",
-                instruction=(
-                    f"Order {split}-{number}: how many boxes stand on the shelves"
-                    f" {' and '.join(wanted)}?"
-                ),
+                instruction=f"Order {split}-{number}: how many boxes stand on the shelves {names}?",
                 metadata={"shelves": shelves},
                 hidden={"answer": total},
-                oracle={
-                    "calls": [{"name": "look", "arguments": {"shelf": s}} for s in wanted],
-                    "answer": total,
-                },
+                oracle={"calls": calls, "answer": total},
             )
 
     @tool

@@ -1,10 +1,8 @@
-"""Evaluate two policies that need no model: the reference solution must pass every task, doing
-nothing none.
-"""
+"""Evaluate two policies without a model: the reference passes every task, doing nothing none."""
 
 from __future__ import annotations
 
-from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.evaluation import EvalPlan, evaluate
 from agentrl.registry import factory
 
 if __name__ == "__main__":

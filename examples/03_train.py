@@ -1,6 +1,4 @@
-"""Train a tiny model on calc-v0: oracle episodes, a warm start, rounds of GRPO. Argument: a folder
-that keeps all.
-"""
+"""Train a tiny model on calc-v0: reference episodes, a warm start, rounds of GRPO."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ from agentrl.policies.base import Scripted
 from agentrl.registry import factory
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.trainers import demonstrations, run_training, sft
 from agentrl.trainers.models.optim import MuonAdamW
 from agentrl.trainers.models.tiny import build_model, build_tokenizer
-from agentrl.trainers.offline.sft import demonstrations, sft
-from agentrl.trainers.online.session import run_training
 
 SETTINGS = {"operations": 1, "largest": 10}
 CONFIG = """
@@ -43,22 +40,12 @@ def main(folder: Path) -> None:
     rollouts.close()
     episodes = [episode for group in groups for episode in group.episodes]
 
-    spoken = [
-        FORMATTERS["hermes"](m.content, m.tool_calls)
-        for episode in episodes
-        for m in episode.messages
-    ]
-    tokenizer = build_tokenizer(spoken)
+    messages = [message for episode in episodes for message in episode.messages]
+    tokenizer = build_tokenizer([FORMATTERS["hermes"](m.content, m.tool_calls) for m in messages])
     source = build_model(folder / "model", tokenizer, width=64, layers=1)
     model, chat = load_model(source), Chat(load_tokenizer(source))
-    sft(
-        model,
-        chat,
-        demonstrations(episodes, chat, env.tools),
-        steps=60,
-        batch_size=32,
-        optimizer=MuonAdamW,
-    )
+    rows = demonstrations(episodes, chat, env.tools)
+    sft(model, chat, rows, steps=60, batch_size=32, optimizer=MuonAdamW)
     model.save_pretrained(source)
 
     (folder / "calc.toml").write_text(CONFIG.format(model=source))
@@ -70,4 +57,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        main(Path(sys.argv[1] if sys.argv[1:] else scratch))
+        main(Path(sys.argv[1] if sys.argv[1:] else scratch))  # an argument: a folder to keep

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from agentrl import Episode, Group, Score, Segment, TaskView, Trajectory
+from agentrl.trainers import PolicyOutput, TokenBatch, pack
 from agentrl.trainers.algorithms.advantages import group_advantages, rloo
 from agentrl.trainers.algorithms.losses import PolicyLoss, by_token, importance_ratio
-from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import EndReason
 

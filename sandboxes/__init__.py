@@ -2,120 +2,53 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from agentrl.lazy import lazy_names
+
 if __name__ == "sandboxes":
     raise ImportError("import agentrl.sandboxes, not sandboxes")
 
-from collections.abc import Callable, Sequence
-
-from agentrl.errors import ConfigError
-from agentrl.sandboxes.base import (
-    ExecResult,
-    FileInfo,
-    Sandbox,
-    SandboxBackend,
-    SandboxLimits,
-    SandboxPool,
-    SandboxRole,
-    Session,
-    Snapshot,
-)
-from agentrl.sandboxes.bubblewrap import BubblewrapBackend, memory_bound, missing
-from agentrl.sandboxes.docker import DockerBackend, requests_of
-from agentrl.sandboxes.docker import missing as docker_missing
-from agentrl.sandboxes.network import Allow, NetworkRequest
-from agentrl.sandboxes.pool import Pool
-from agentrl.sandboxes.process import ProcessBackend
-
-__all__ = [
-    "TRUSTED",
-    "Allow",
-    "BubblewrapBackend",
-    "DockerBackend",
-    "ExecResult",
-    "FileInfo",
-    "NetworkRequest",
-    "Pool",
-    "ProcessBackend",
-    "Sandbox",
-    "SandboxBackend",
-    "SandboxLimits",
-    "SandboxPool",
-    "SandboxRole",
-    "Session",
-    "Snapshot",
-    "available",
-    "open_pool",
-    "requests_of",
-]
-
-
-def available() -> dict[str, str]:
-    """Backend name -> "ok", or what is missing with its fix."""
-    return {
-        "bubblewrap": missing() or f"ok ({memory_bound()})",
-        "docker": docker_missing() or "ok",
-        "process": "ok (no boundary)",
-    }
-
-
-TRUSTED = "trusted-process"
-"""The process backend, and the explicit word that untrusted environments may run in it."""
-
-
-def open_pool(
-    name: str = "auto",
-    size: int | None = None,
-    limits: SandboxLimits | None = None,
-    *,
-    allow: Allow | Sequence[str] = (),
-) -> Pool:
-    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that
-    works, said when it is used.
-
-    Nothing is started before the first lease. `process` is no boundary, so it refuses environments
-    that say that their code is untrusted; `trusted-process` is the same backend for whoever trusts
-    them. `allow` has the hosts that agents may reach over HTTP and HTTPS; only docker can keep them
-    to these.
-
-    Raises:
-        ConfigError: the backend does not exist or cannot be used here; the message names the fix.
-    """
-    checks: dict[str, Callable[[], str | None]] = {
-        "bubblewrap": missing,
-        "docker": docker_missing,
-        "process": lambda: None,
-    }
-    trust, name = name == TRUSTED, "process" if name == TRUSTED else name
-    if name not in ("auto", *checks):
-        raise ConfigError(f"sandbox={name!r} is unknown; use bubblewrap, docker, process or auto")
-    if allow:
-        if name not in ("auto", "docker"):
-            raise ConfigError(
-                f"sandbox={name!r} cannot keep agents to the hosts of allow=: use sandbox='docker'"
-            )
-        name = "docker"
-    network = allow if isinstance(allow, Allow) else Allow(*_listed(allow)) if allow else "none"
-    problems: list[str] = []
-    for kind in checks if name == "auto" else (name,):
-        problem = checks[kind]()
-        if problem is None:
-            notice = (
-                f"warning: {'; '.join(problems)}; falling back to the {kind} sandbox"
-                if problems
-                else ""
-            )
-            return Pool(_backend(kind, network), size, limits, trust=trust, notice=notice)
-        problems.append(problem)
-    raise ConfigError(f"sandbox={name!r} cannot be used: {problems[0]}")
-
-
-def _listed(hosts: Sequence[str]) -> Sequence[str]:
-    if isinstance(hosts, str):
-        raise ConfigError(f"allow={hosts!r} must be a list of hosts: allow=({hosts!r},)")
-    return hosts
-
-
-def _backend(name: str, network: str | Allow) -> SandboxBackend:
-    if name == "docker":
-        return DockerBackend(network=network)
-    return BubblewrapBackend() if name == "bubblewrap" else ProcessBackend()
+if TYPE_CHECKING:
+    from agentrl.sandboxes.backends import TRUSTED as TRUSTED
+    from agentrl.sandboxes.backends import available as available
+    from agentrl.sandboxes.backends import open_pool as open_pool
+    from agentrl.sandboxes.base import ExecResult as ExecResult
+    from agentrl.sandboxes.base import FileInfo as FileInfo
+    from agentrl.sandboxes.base import Sandbox as Sandbox
+    from agentrl.sandboxes.base import SandboxBackend as SandboxBackend
+    from agentrl.sandboxes.base import SandboxLimits as SandboxLimits
+    from agentrl.sandboxes.base import SandboxPool as SandboxPool
+    from agentrl.sandboxes.base import SandboxRole as SandboxRole
+    from agentrl.sandboxes.base import Session as Session
+    from agentrl.sandboxes.base import Snapshot as Snapshot
+    from agentrl.sandboxes.bubblewrap import BubblewrapBackend as BubblewrapBackend
+    from agentrl.sandboxes.docker import DockerBackend as DockerBackend
+    from agentrl.sandboxes.docker import requests_of as requests_of
+    from agentrl.sandboxes.network import Allow as Allow
+    from agentrl.sandboxes.network import NetworkRequest as NetworkRequest
+    from agentrl.sandboxes.pool import Pool as Pool
+    from agentrl.sandboxes.process import ProcessBackend as ProcessBackend
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "backends": ("TRUSTED", "available", "open_pool"),
+            "base": (
+                "ExecResult",
+                "FileInfo",
+                "Sandbox",
+                "SandboxBackend",
+                "SandboxLimits",
+                "SandboxPool",
+                "SandboxRole",
+                "Session",
+                "Snapshot",
+            ),
+            "bubblewrap": ("BubblewrapBackend",),
+            "docker": ("DockerBackend", "requests_of"),
+            "network": ("Allow", "NetworkRequest"),
+            "pool": ("Pool",),
+            "process": ("ProcessBackend",),
+        },
+    )

@@ -32,6 +32,7 @@ from agentrl.registry import factory
 from agentrl.report.display import console, episode_bar
 from agentrl.rollout.play import Setting, derive_seed
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.sandboxes import TRUSTED, open_pool
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.models.optim import MuonAdamW
@@ -175,7 +176,7 @@ def _oracle_episodes(
         )
     )
     setting = Setting(
-        make, Scripted("oracle", env.oracle_actions), env.open_pool(sandbox), "oracle", seed
+        make, Scripted("oracle", env.oracle_actions), pool_for(env, sandbox), "oracle", seed
     )
     with episode_bar("demonstrations") as bar:
         bar.restart("demonstrations", len(tasks))
@@ -238,7 +239,7 @@ def _practice(
     tasks = list(itertools.islice(make().tasks("train", seed), plan.practice))
     policy = TokenPolicy(transformers_engine(model, chat), chat)
     rollouts = Rollouts(
-        Setting(make, policy, make().open_pool(sandbox, 32), "practice", seed), concurrency=32
+        Setting(make, policy, pool_for(make(), sandbox, 32), "practice", seed), concurrency=32
     )
     try:
         groups = rollouts.gather(tasks, 0)

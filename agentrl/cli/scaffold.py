@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator
 
 from agentrl import Limits, Task, ToolEnv, tool
-from agentrl.verifiers.answers.text import numeric
+from agentrl.verifiers import numeric
 
 WORDS = ("banana", "letter", "mississippi", "parallel", "reward", "sandbox", "token", "verifier")
 
@@ -32,7 +32,7 @@ class {cls}(ToolEnv):
     limits = Limits(turns=4, tool_calls=8)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        """Every word with every letter of the alphabet's first half (train) or second half (test)."""
+        """Every word with each letter of the alphabet's first (train) or second half (test)."""
         letters = "abcdefghijklm" if split == "train" else "nopqrstuvwxyz"
         rows = [(word, letter) for word in WORDS for letter in letters]
         random.Random(seed).shuffle(rows)
@@ -56,15 +56,15 @@ _TEST = '''"""The contract of {id}, checked rule by rule."""
 
 from pathlib import Path
 
-from agentrl.evaluation.contract import check_environment
+from agentrl.evaluation import check_environment
 from agentrl.registry import factory
 
 FILE = Path(__file__).with_name("{stem}.py")
 
 
 def test_contract() -> None:
-    broken = [finding for finding in check_environment(factory(f"{{FILE}}:{cls}")) if finding.problem]
-    assert not broken, broken
+    findings = check_environment(factory(f"{{FILE}}:{cls}"))
+    assert not [finding for finding in findings if finding.problem]
 '''
 
 
@@ -92,9 +92,7 @@ def write_environment(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def try_it(file: Path, test: Path) -> list[str]:
-    """Commands for the two files of `write_environment` that work as they stand, in an activated
-    `.venv` or not.
-    """
+    """Commands that try the two files of `write_environment`, also without an active `.venv`."""
     commands = {"agentrl": ["check", f"{file}:{_class_name(file.stem)}"], "pytest": [str(test)]}
     programs = {name: _program(name) for name in commands}
     return [shlex.join([program, *commands[name]]) for name, program in programs.items() if program]

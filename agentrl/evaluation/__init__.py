@@ -1,1 +1,46 @@
-"""Evaluation: statistics over finished episodes, and the page that shows a run."""
+"""Evaluation: pass@k, the environment contract, audits, and scores anew.
+
+The functions `audit` and `regrade` are imported from the modules of the same name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from agentrl.evaluation.contract import Finding as Finding
+    from agentrl.evaluation.contract import check_environment as check_environment
+    from agentrl.evaluation.contract import check_named as check_named
+    from agentrl.evaluation.passk import PassAt as PassAt
+    from agentrl.evaluation.passk import bootstrap_ci as bootstrap_ci
+    from agentrl.evaluation.passk import pass_at as pass_at
+    from agentrl.evaluation.passk import pass_at_k as pass_at_k
+    from agentrl.evaluation.passk import pass_hat_k as pass_hat_k
+    from agentrl.evaluation.passk import summarize as summarize
+    from agentrl.evaluation.passk import task_counts as task_counts
+    from agentrl.evaluation.passk import wilson_ci as wilson_ci
+    from agentrl.evaluation.run import EvalPlan as EvalPlan
+    from agentrl.evaluation.run import EvalProgress as EvalProgress
+    from agentrl.evaluation.run import evaluate as evaluate
+    from agentrl.evaluation.summary import summary_lines as summary_lines
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "contract": ("Finding", "check_environment", "check_named"),
+            "passk": (
+                "PassAt",
+                "bootstrap_ci",
+                "pass_at",
+                "pass_at_k",
+                "pass_hat_k",
+                "summarize",
+                "task_counts",
+                "wilson_ci",
+            ),
+            "run": ("EvalPlan", "EvalProgress", "evaluate"),
+            "summary": ("summary_lines",),
+        },
+    )

@@ -1,4 +1,4 @@
-"""The environment contract: rules in words, checked on any environment. `agentrl check` runs it."""
+"""The environment contract: rules in words, checked on any environment by `agentrl check`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agentrl.policies.base import Policy, Scripted, noop
 from agentrl.registry import factory
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.tools import tools_of
 from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Ending, Message, Task, ToolCall
@@ -28,7 +29,7 @@ _TOOLS = "its tools are typed and documented"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rule, and what breaks it (empty where it holds)."""
+    """One rule, and the problem that breaks it; empty where the rule holds."""
 
     rule: str
     problem: str = ""
@@ -37,16 +38,15 @@ class Finding:
 def check_named(
     env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, sandbox: str = "auto"
 ) -> list[Finding]:
-    """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule
-    here.
+    """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule.
 
     Raises:
-        ConfigError: unknown environment, a file that cannot be loaded, a setting that it does not
-            take, or a sandbox that cannot be had.
+        ConfigError: the environment is unknown, cannot be loaded or does not take a setting, or
+            the sandbox cannot be used.
     """
     try:
         make = factory(env_id, **settings)
-    except ContractError as error:  # nothing else can be tried on a class that is not there
+    except ContractError as error:  # Python could not build the class, so nothing else can be tried
         return [Finding(_TOOLS, f"{error} (no other rule was tried)")]
     return check_environment(make, n_tasks=n_tasks, sandbox=sandbox)
 
@@ -62,8 +62,7 @@ def check_environment(
         sandbox: backend, for environments that need one.
 
     Raises:
-        ConfigError: the backend cannot be used, or is no boundary for an environment that asks for
-            one.
+        ConfigError: the backend cannot be used, or is no boundary for an untrusted environment.
     """
     return list(_findings(make, n_tasks, sandbox))
 
@@ -106,17 +105,15 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
 
 
 def _usable(sandbox: str, env: ToolEnv) -> str:
-    """The backend that will serve: one that cannot be had is no fault of the environment, and
-    "auto" is said once.
-    """
-    pool = env.open_pool(sandbox)
+    """The backend to use; one that is missing raises here, as it is no fault of the environment."""
+    pool = pool_for(env, sandbox)
     if env.needs_sandbox:
         pool.tell()
     return pool.backend.name if sandbox == "auto" else sandbox
 
 
 def _guarded(rule: str, check: Callable[[], str]) -> Finding:
-    """Whatever a check raises is what breaks the rule."""
+    """The finding of a check; what it raises is the problem."""
     try:
         return Finding(rule, check())
     except Exception as error:  # noqa: BLE001 - the environment under test may raise anything
@@ -124,9 +121,7 @@ def _guarded(rule: str, check: Callable[[], str]) -> Finding:
 
 
 def _check_tools(env: ToolEnv) -> str:
-    """`@tool` refuses what is untyped; what remains is that every argument is described or
-    self-explaining.
-    """
+    """`@tool` has checked types and docstrings; this checks that the agent can act at all."""
     return (
         ""
         if tools_of(type(env)) or type(env).on_text is not ToolEnv.on_text
@@ -174,7 +169,7 @@ def _play(
     """All episodes, or what went wrong before there were any."""
     try:
         rollouts = Rollouts(
-            Setting(make, policy, make().open_pool(sandbox)), group_size=group_size, concurrency=4
+            Setting(make, policy, pool_for(make(), sandbox)), group_size=group_size, concurrency=4
         )
     except AgentRLError as error:
         return str(error)
@@ -235,7 +230,7 @@ def _rude_turns(env: ToolEnv) -> Iterator[Message]:
 def _check_gym(make: Callable[[], ToolEnv], sandbox: str) -> str:
     from gymnasium.utils.env_checker import check_env
 
-    face = GymEnv(make, lambda: make().open_pool(sandbox, size=2))
+    face = GymEnv(make, lambda: pool_for(make(), sandbox, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_env(face, skip_render_check=True)

@@ -1,23 +1,25 @@
-"""How an episode's tool calls went, read off the fixed form in which `agentrl.tools` words every
-error.
-"""
+"""How an episode's tool calls went, read from the fixed form of their errors."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from agentrl.calls import ErrorKind
 from agentrl.trajectory import Episode
 
-_ERROR = re.compile(r"error: (bad_call|unknown_tool|bad_arguments|tool_error|timeout): ")
-_NOBODYS = {"bad_call": "(unreadable call)", "unknown_tool": "(unknown tool)"}
+_ERROR = re.compile(f"error: ({'|'.join(get_args(ErrorKind))}): ")
+_NO_TOOL = {"bad_call": "(unreadable call)", "unknown_tool": "(unknown tool)"}
 
 
 class Outcome(NamedTuple):
-    """One answered call: the name that was called (empty where it could not be read) and the text
-    of its error.
+    """One answered call.
+
+    Attributes:
+        name: the name that was called; empty where the call could not be read.
+        error: text of the error; empty if there was none.
     """
 
     name: str
@@ -25,17 +27,12 @@ class Outcome(NamedTuple):
 
     @property
     def tool(self) -> str:
-        """The tool's name; calls that reached none share a name in parentheses, since the agent may
-        call anything.
-        """
-        kind = error_kind(self.error)
-        return _NOBODYS.get(kind, self.name)
+        """The tool's name; calls that named no tool share a name in parentheses."""
+        return _NO_TOOL.get(error_kind(self.error), self.name)
 
 
 def error_kind(text: str) -> str:
-    """Which fixed-form error a tool message is (see `agentrl.tools.ErrorKind`); empty if it is
-    none.
-    """
+    """Which `agentrl.calls.ErrorKind` a tool message is; empty if it is no error."""
     found = _ERROR.match(text)
     return found[1] if found else ""
 

@@ -192,6 +192,7 @@ def summarize(
                 "tool_calls",
                 "tool_errors",
                 "bad_calls",
+                "denied",
                 "sampled_tokens",
                 "prompt_tokens",
                 "wall_s",
@@ -224,13 +225,18 @@ def _mean_over_tasks(
     return PassAt(_mean(values), interval, len(values), excluded)
 
 
-def _side_effects(episodes: Sequence[Episode]) -> dict[str, Any]:
-    kinds = Counter(kind for episode in episodes for kind in episode.side_effects.values())
+def _side_effects(episodes: Sequence[Episode]) -> dict[str, Any] | None:
+    """Counts over the episodes in which side effects were measured; None if there are none."""
+    measured = [effects for episode in episodes if (effects := episode.side_effects) is not None]
+    if not measured:
+        return None
+    kinds = Counter(kind for effects in measured for kind in effects.values())
     top = dict(kinds.most_common(SIDE_EFFECT_KINDS))
     if other := kinds.total() - sum(top.values()):
         top["(other)"] = other
     return {
-        "episodes": sum(bool(episode.side_effects) for episode in episodes),
+        "measured": len(measured),
+        "episodes": sum(bool(effects) for effects in measured),
         "total": kinds.total(),
         "kinds": top,
     }

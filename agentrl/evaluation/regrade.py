@@ -28,6 +28,7 @@ from agentrl.records.files import read_episodes, write_bytes_atomic
 from agentrl.registry import factory
 from agentrl.rollout.play import Setting, derive_seed
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Score, Task
@@ -107,7 +108,7 @@ def regrade(
     found = _find_tasks(make(), episodes, _streams(config, episodes))
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]
-    pool = make().open_pool(plan.sandbox)
+    pool = pool_for(make(), plan.sandbox)
     rollouts = Rollouts(Setting(make, noop(), pool))
     try:
         works = [_Work(episode, *found[episode.task.id]) for episode in due]

@@ -20,6 +20,7 @@ from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
@@ -93,7 +94,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     env = plan.make()
     tasks = _take(env, plan)
     policy = open_policy(plan, env)
-    pool = env.open_pool(plan.sandbox, plan.concurrency or None)
+    pool = pool_for(env, plan.sandbox, plan.concurrency or None)
     run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
     done = _recorded(plan, run)
     if plan.out is not None:

@@ -1,4 +1,4 @@
-"""The summary of an evaluation, worded for people: what plain `agentrl eval` prints."""
+"""The summary that plain `agentrl eval` prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that say what `agentrl.evaluation.run.evaluate` returned."""
+    """The result of `agentrl.evaluation.run.evaluate` in lines of text."""
     for k, value in result["pass_at"].items():
         if value is None:
             yield f"pass@{k} unknown: infrastructure failed too many samples of every task"
@@ -32,6 +32,7 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused {task_id}: {why}"
     yield "endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items())
     yield from _tools(result["tools"])
+    yield _side_effects(result["side_effects"])
     yield _cost(result["cost"])
 
 
@@ -48,10 +49,16 @@ def _tools(tools: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         )
 
 
+def _side_effects(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "side effects not measured"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in found["kinds"].items())
+    where = f"in {found['episodes']} of {found['measured']} measured episodes"
+    return f"side effects {found['total']} {where}" + (f": {kinds}" if kinds else "")
+
+
 def _cost(cost: Mapping[str, Any]) -> str:
-    """What was paid, infrastructure failures included; `wall_s` adds up episodes that played at the
-    same time.
-    """
+    """What was paid, failed episodes included; episodes at the same time add up in `wall_s`."""
     parts = [f"turns {cost['turns']:,}", f"tool calls {cost['tool_calls']:,}"]
     if cost["sampled_tokens"] or cost["prompt_tokens"]:
         parts.append(

@@ -1,15 +1,13 @@
-"""Records on disk: one JSON line per episode or training step, appended whole, read back without
-loss.
+"""Records on disk: one JSON line per episode or training step, read back without loss.
 
 A line is one `write` system call, so a crash can tear only the last line of a file. A writer that
 opens such a file moves the torn bytes to `<file>.torn`; a reader leaves them out; both say so with
 a RecordWarning. A line broken anywhere else is a UserError: it was not a crash. Readers keep the
-last record of each key, so what
-    is recorded again
-after a resume counts once. One writer per file.
+last record of each key, so an episode recorded again after a resume counts once. One writer per
+file.
 
-Every line is strict JSON with its format version under `v`. NaN and infinities stand as null, and
-`nonfinite` lists their paths and names, so they come back as they were.
+Every line is strict JSON with its format version under `v`. NaN and infinities are written as
+null, and `nonfinite` lists their paths and names, so that readers can restore them.
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ from agentrl.errors import ContractError, UserError
 from agentrl.records.rows import Row, episode_of, episode_row
 from agentrl.trajectory import Episode, EpisodeKey
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 1 wrote `"side_effects": {}` for episodes in which nothing measured them."""
 
 _DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-_ESCAPE = (  # a lone surrogate has no UTF-8; Python's escape of it is JSON's escape of it
-    "backslashreplace"
-)
+_ESCAPE = "backslashreplace"  # a lone surrogate has no UTF-8; its Python escape is also JSON's
 
 T = TypeVar("T")
 
@@ -68,7 +65,7 @@ class _LineWriter:
             while written < len(line):
                 written += os.write(self._file, line[written:])
         except OSError:
-            # A full disk must not leave half a line for the next record to continue.
+            # A full disk must not leave half a line that the next record would continue.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise
         if self._fsync:
@@ -112,8 +109,7 @@ class MetricsWriter(_LineWriter):
         """Append the metrics of one step; `step` (an integer) is among them.
 
         Raises:
-            ContractError: `step` is missing, a key is reserved, or a value is not JSON (a tensor,
-                say).
+            ContractError: `step` is missing, a key is reserved, or a value is not JSON.
             OSError: the disk is full or gone; the file is left at its last whole line.
         """
         step = metrics.get("step")
@@ -129,8 +125,9 @@ class MetricsWriter(_LineWriter):
 
 
 def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
-    """Yield every recorded episode in file order, repeated keys included: for files larger than
-    memory.
+    """Yield every recorded episode in file order, repeated keys included.
+
+    For files that are larger than memory.
 
     Raises:
         UserError: the file is missing, or a line that is not the last is broken.
@@ -158,11 +155,10 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> int:
-    """Move the rows that a resumed run will write again to `<file>.redone`, and return how many
-    there were.
+    """Move the rows that a resumed run will write again to `<file>.redone`; return their number.
 
-    The file is replaced as a whole, after the moved rows are safe. A torn last line is left to the
-    next writer.
+    The file is replaced as a whole, after the moved rows are on disk. A torn last line is left to
+    the next writer.
 
     Raises:
         UserError: a line that is not the last is broken.
@@ -191,8 +187,7 @@ def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> 
 
 
 def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part, even after a
-    power cut.
+    """Write JSON so that a reader sees the old file or the new one, even after a power cut.
 
     Raises:
         ContractError: `obj` is not strict JSON.
@@ -207,9 +202,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace a file as a whole: written beside it, synced, renamed over it; its folders are made
-    if missing.
-    """
+    """Replace a file as a whole (write beside it, sync, rename); missing folders are made."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -292,18 +285,22 @@ def _parse(line: bytes, where: str, parse: Callable[[Row], T]) -> T:
     try:
         row = json.loads(line)
         version = row.pop("v")
-        if version == FORMAT_VERSION:
+        if version in (1, FORMAT_VERSION):
             _restore_nonfinite(row)
-            return parse(row)
+            return parse(row if version == FORMAT_VERSION else _from_version_1(row))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(
             f"{where} is not a record ({reason}); delete that line or restore the file"
         ) from error
     raise UserError(
-        f"{where} has format version {version!r} but this agentrl reads {FORMAT_VERSION}; upgrade"
-        " agentrl"
+        f"{where} has format version {version!r} but this agentrl reads up to {FORMAT_VERSION};"
+        " upgrade agentrl"
     )
+
+
+def _from_version_1(row: Row) -> Row:
+    return {**row, "side_effects": None} if row.get("side_effects") == {} else row
 
 
 def _is_json(line: bytes) -> bool:

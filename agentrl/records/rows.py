@@ -34,7 +34,7 @@ def episode_row(episode: Episode) -> Row:
         "segments": [_segment_row(segment) for segment in segments],
         "trajectories": trajectories,
         "artifacts": {path: _content_row(content) for path, content in episode.artifacts.items()},
-        "side_effects": dict(episode.side_effects),
+        "side_effects": None if episode.side_effects is None else dict(episode.side_effects),
         "failure": episode.failure,
     }
 

@@ -1,6 +1,4 @@
-"""Task files: JSON lines, one Task each. A broken line is one sentence with file, line, field and
-fix.
-"""
+"""Task files: JSON lines, one Task each; errors name the file, the line, the field and the fix."""
 
 from __future__ import annotations
 
@@ -46,10 +44,9 @@ def read_tasks(path: str | Path) -> list[Task]:
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
-    """Write tasks one per line (gzip if the name ends in .gz), leaving out what is empty; returns
-    how many.
+    """Write tasks one per line, without empty fields; return how many.
 
-    The file appears whole or not at all.
+    A name that ends in .gz is compressed. The file appears whole or not at all.
     """
     path = Path(path)
     lines = [_line(task) for task in tasks]

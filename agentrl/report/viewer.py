@@ -125,7 +125,7 @@ def episode_row(episode: Episode, tags: Sequence[str]) -> dict[str, Any]:
                 segments.append(_segment_row(segment))
             places.append(indices[segment])
         branches.append({"shared": branch.shared, "segments": places})
-    counts, score = episode.counts, episode.score
+    counts, score, effects = episode.counts, episode.score, episode.side_effects
     return {
         "key": dict(zip(EpisodeKey._fields, (clip(part) for part in episode.key), strict=True)),
         "env": episode.env,
@@ -143,7 +143,7 @@ def episode_row(episode: Episode, tags: Sequence[str]) -> dict[str, Any]:
             clip(path): clip(body.decode(errors="replace"))
             for path, body in _first(episode.artifacts)
         },
-        "side_effects": {clip(name): clip(what) for name, what in _first(episode.side_effects)},
+        "side_effects": effects and {clip(name): clip(how) for name, how in _first(effects)},
         "segments": segments,
         "branches": branches,
         "tokens_cut": cut,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agentrl.aio import is_cancelled
+from agentrl.calls import Guard
 from agentrl.env import ToolEnv
 from agentrl.errors import (
     EngineError,
@@ -22,6 +23,7 @@ from agentrl.errors import (
     boundary,
 )
 from agentrl.policies.base import Player, Policy, usage_of
+from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
@@ -46,8 +48,9 @@ class Setting:
         pool: lends sandboxes; None if neither the environment nor its verifier needs one.
         run: name of the run, part of every episode's key.
         seed: of the run; every other seed is derived from it.
-        deterministic: the clock decides nothing: meeting a wall limit counts as a failure of the
-            machinery.
+        deterministic: the clock must decide no reward, so an episode that meets its wall limit
+            counts as failed by infrastructure.
+        guard: builds the guard of one episode's tool calls; None for none.
     """
 
     make: Callable[[], ToolEnv]
@@ -56,11 +59,12 @@ class Setting:
     run: str = "run"
     seed: int = 0
     deterministic: bool = False
+    guard: Callable[[], Guard] | None = None
 
 
 @dataclass
 class _Progress:
-    """What an episode has come to so far; it survives whatever interrupts the episode."""
+    """The episode so far; it survives whatever interrupts the episode."""
 
     env: ToolEnv
     history: list[Message] = field(default_factory=list)
@@ -68,10 +72,12 @@ class _Progress:
     player: Player | None = None
     opening: int = 0
 
+    def __post_init__(self) -> None:
+        self.runner = Runner(self.env)
+
 
 async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
-    """Play one episode from reset to score. Whatever breaks is recorded under its name; it is never
-    a number.
+    """Play one episode from reset to score; a failure is recorded by name, without a score.
 
     Raises:
         UserError: the environment or the task is wrong for every episode alike.
@@ -105,13 +111,12 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
 
 
 async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
-    """Everything up to the end of the conversation, and the artifacts' way out of the sandbox."""
+    """Play until the conversation ends, and copy the artifacts out of the sandbox."""
     env = progress.env
     seed = derive_seed(setting.seed, key.task, key.step, key.sample)
-    # The player takes its seat before anything is awaited: a turn-synchronous engine must know of
-    # all episodes at once.
+    # Before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with env.borrow(setting.pool) as sandbox, _closing(env):
+        async with borrow(env, setting.pool) as sandbox, _closing(progress.runner):
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
@@ -121,7 +126,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
                     raise
                 end = EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
-                progress.artifacts = await env.collect()
+                progress.artifacts = await progress.runner.collect()
     return end
 
 
@@ -137,8 +142,11 @@ async def _converse(
     env, history, player = progress.env, progress.history, progress.player
     assert player is not None
     async with boundary(ToolFault, f"{env.id}: reset"):
-        history += await env.reset(
-            task.view(), seed=derive_seed(setting.seed, key.task, key.step), sandbox=sandbox
+        history += await progress.runner.reset(
+            task.view(),
+            seed=derive_seed(setting.seed, key.task, key.step),
+            sandbox=sandbox,
+            guard=setting.guard() if setting.guard else None,
         )
     progress.opening = len(history)
     while True:
@@ -148,7 +156,7 @@ async def _converse(
         if end is not None:
             return end
         async with boundary(ToolFault, f"{env.id}: step"):
-            step = await env.step(message)
+            step = await progress.runner.step(message)
         history += step.messages
         if step.end is not None:
             return step.end
@@ -156,9 +164,7 @@ async def _converse(
 
 @asynccontextmanager
 async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
-    """Stop the clock: a turn-synchronous policy waits for the slowest episode, which is no fault of
-    this one.
-    """
+    """Stop the clock while a turn-synchronous policy waits for other, slower episodes."""
     loop, deadline = asyncio.get_running_loop(), clock.when()
     assert deadline is not None
     left = deadline - loop.time()
@@ -168,13 +174,13 @@ async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _closing(env: ToolEnv) -> AsyncIterator[None]:
+async def _closing(runner: Runner) -> AsyncIterator[None]:
     """Close the environment while its sandbox is still there."""
     try:
         yield
     finally:
-        async with boundary(ToolFault, f"{env.id}: close"):
-            await env.close()
+        async with boundary(ToolFault, f"{runner.env.id}: close"):
+            await runner.close()
 
 
 async def _judge(
@@ -200,12 +206,12 @@ def _episode(
         key=key,
         env=progress.env.id,
         task=task.view(),
-        start=progress.env.start,
+        start=progress.runner.start,
         messages=tuple(progress.history),
         end=end,
         score=score,
         trajectories=progress.player.trajectories if progress.player else (),
-        counts=replace(progress.env.counts(), **usage_of(progress.player)._asdict()),
+        counts=replace(progress.runner.counts(), **usage_of(progress.player)._asdict()),
         artifacts=progress.artifacts,
         failure=score.why if score.value is None else "",
     )

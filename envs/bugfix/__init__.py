@@ -14,8 +14,8 @@ from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
-from agentrl.verifiers.code.hidden_tests import hidden_tests, met_a_limit
-from agentrl.verifiers.combine import if_submitted, remembered
+from agentrl.verifiers import hidden_tests, if_submitted, remembered
+from agentrl.verifiers.code.hidden_tests import met_a_limit
 
 FILE = "solution.py"
 _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
@@ -24,8 +24,8 @@ _TOKEN = re.compile(r"\w+|//|[<>=!]=|[^\s\w]")
 class BugFix(ToolEnv):
     """Find the line that breaks its docstring, mend it, submit.
 
-    Only what was submitted is judged: otherwise breaking the last call would cost nothing, and
-        training soon breaks it.
+    Only submitted work is judged. Otherwise a malformed last call would cost nothing, and training
+    would soon produce them.
 
     Args:
         knobs: fields of `agentrl.envs.bugfix.generate.Knobs`: how hard the programs are.
@@ -118,9 +118,7 @@ class BugFix(ToolEnv):
 
 
 def smallest_edit(broken: str, fixed: str) -> tuple[str, str]:
-    """The smallest pair (old, new) of whole tokens that turns one line into the other, `old` being
-    unique in it.
-    """
+    """The shortest whole-token replacement (old, new) between two lines; `old` occurs once."""
     old, new = (
         [(match.start(), match.end()) for match in _TOKEN.finditer(line)]
         for line in (broken, fixed)

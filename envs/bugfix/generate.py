@@ -1,13 +1,10 @@
-"""Seeded, endless bug-repair tasks: small documented Python files with exactly one defect in one
-line.
+"""Seeded, endless bug-repair tasks: small documented Python files with one defect in one line.
 
 A program is a chain of functions: each one but the first calls the one before it, so hidden tests
-    of the last function
-judge all of them. Every function is a few one-line statements, and its docstring says in words what
-each computes. Programs are kept as expression trees with numbered variables; names are chosen last,
-so a tree is the same for all renamings and its hash decides the split: no held-out program, and no
-renamed twin of one, is ever a
-    training program.
+of the last function judge all of them. Every function is a few one-line statements, and its
+docstring says in words what each computes. Programs are expression trees with numbered variables,
+and names are chosen last. The hash of the tree decides the split, so no program of one split is in
+the other, renamed or not.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ __all__ = ["BugTask", "Knobs", "Split", "generate", "split_of"]
 
 Split = Literal["train", "test"]
 _VALUES = range(-9, 21)
-_RANDOM = 24  # random argument lists that hidden cases are chosen from, besides those at the edges
+_RANDOM = 24  # random argument lists that hidden cases are chosen from, besides `_edges`
 _SHOWN = 12  # argument lists that visible tests are chosen from
 _MIN_CASES = 8
 _TEST_SHARE = 5  # one program in five is held out
@@ -138,9 +135,7 @@ def generate(seed: int, split: Split, knobs: Knobs | None = None) -> Iterator[Bu
 
 
 def split_of(program: Sequence[Function]) -> Split:
-    """The split that a correct program belongs to; operand order of commutative operators does not
-    matter.
-    """
+    """The split of a correct program; commutative operators may swap their operands."""
     program_text = repr([[canonical(node) for node in function] for function in program])
     digest = hashlib.sha256(program_text.encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") % _TEST_SHARE == 0 else "train"
@@ -149,9 +144,7 @@ def split_of(program: Sequence[Function]) -> Split:
 def _task(
     rng: random.Random, knobs: Knobs, program: list[Function], split: Split
 ) -> BugTask | None:
-    """Seed one defect; None where the program cannot show it, or hidden cases cannot tell it from
-    other edits.
-    """
+    """Seed one defect; None where visible tests cannot show it or hidden cases cannot catch it."""
     where, statement = rng.randrange(knobs.functions), rng.randrange(knobs.statements)
     function = program[where]
     table: list[Evaluate] = []
@@ -189,9 +182,8 @@ def _task(
         return None
     visible = [(i, failing if i == where else shown[0]) for i in range(len(program))]
     cases = tuple((tuple(hidden[i]), expected[i]) for i in sorted(kills))
-    return _render(
-        rng, knobs, _Draft(program, where, statement, mutant, kind, visible, cases, table), split
-    )
+    draft = _Draft(program, where, statement, mutant, kind, visible, cases, table)
+    return _render(rng, knobs, draft, split)
 
 
 def _arguments(rng: random.Random, count: int) -> list[list[int]]:
@@ -199,9 +191,7 @@ def _arguments(rng: random.Random, count: int) -> list[list[int]]:
 
 
 def _edges(rng: random.Random, knobs: Knobs) -> list[list[int]]:
-    """Arguments that meet every constant in every place: only there do neighbouring conditions
-    differ.
-    """
+    """Argument lists with every constant in every place, where off-by-one conditions differ."""
     edges = []
     for value in range(1, knobs.max_constant + 2):
         for place in range(PARAMETERS):

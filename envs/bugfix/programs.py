@@ -1,4 +1,4 @@
-"""Small programs as expression trees: random ones, one-edit neighbours, values, code and words."""
+"""Small programs as expression trees: drawn, mutated by one edit, run, and put into words."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ KINDS = ("operator", "comparison", "constant", "off_by_one", "variable", "swappe
 SYMBOLS = ("+", "-", "*", "//", "%", "min", "max", "if")
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _COMMUTATIVE = frozenset(("+", "*", "min", "max", "==", "!="))
-_DIVISIONS = frozenset(
-    ("//", "%")
-)  # their right operand is a constant, so no input divides by zero
+_DIVISIONS = frozenset(("//", "%"))  # by a constant, so that no input divides by zero
 _APPLY: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "min": min, "max": max, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
+    "%": operator.mod, "min": min, "max": max,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 _WORDS = {
-    "+": "{} plus {}", "-": "{} minus {}", "*": "{} times {}", "//": "{} floor-divided by {}", "%": "{} modulo {}",
+    "+": "{} plus {}", "-": "{} minus {}", "*": "{} times {}",
+    "//": "{} floor-divided by {}", "%": "{} modulo {}",
     "min": "the smaller of {} and {}", "max": "the larger of {} and {}",
-    "<": "{} is less than {}", "<=": "{} is at most {}", ">": "{} is greater than {}", ">=": "{} is at least {}",
+    "<": "{} is less than {}", "<=": "{} is at most {}",
+    ">": "{} is greater than {}", ">=": "{} is at least {}",
     "==": "{} equals {}", "!=": "{} differs from {}", "if": "{1} if {0}, otherwise {2}",
 }  # fmt: skip
 _CODE = {"min": "min({}, {})", "max": "max({}, {})", "if": "{1} if {0} else {2}"}
@@ -100,10 +101,12 @@ class Knobs:
 
 
 class Node(NamedTuple):
-    """An expression. `op` is an operator symbol, "if" (condition, then, else), "var", "const" or
-    "call".
+    """An expression.
 
-    `value` is the variable's number, the constant, or the number of the function called.
+    Attributes:
+        op: an operator's symbol, "if" (condition, then, else), "var", "const" or "call".
+        args: the operands.
+        value: the variable's number, the constant, or the number of the function called.
     """
 
     op: str
@@ -111,16 +114,13 @@ class Node(NamedTuple):
     value: int = 0
 
 
-Function = tuple[
-    Node, ...
-]  # one expression per statement; statement s binds variable PARAMETERS + s
+# One expression per statement; statement s binds variable PARAMETERS + s.
+Function = tuple[Node, ...]
 Evaluate = Callable[[list[int]], int]
 
 
 def random_program(rng: random.Random, knobs: Knobs) -> list[Function]:
-    """Draw a chain of functions: each calls the one before it, and each statement uses the one
-    before it.
-    """
+    """Draw a chain of functions; each function and each statement uses the one before it."""
     program: list[Function] = []
     for index in range(knobs.functions):
         nodes: list[Node] = []
@@ -138,9 +138,7 @@ def random_program(rng: random.Random, knobs: Knobs) -> list[Function]:
 def _expression(
     rng: random.Random, knobs: Knobs, operators: int, scope: int, required: Node | None = None
 ) -> Node:
-    """A random tree with that many operators over `scope` variables, with `required` as one of its
-    leaves.
-    """
+    """A random tree of so many operators over `scope` variables, `required` among its leaves."""
     if operators == 0:
         return required or _leaf(rng, knobs, scope)
     op = rng.choice(knobs.symbols)
@@ -170,9 +168,7 @@ def _leaf(rng: random.Random, knobs: Knobs, scope: int, unlike: Node | None = No
 
 
 def mutants(node: Node, scope: int, knobs: Knobs) -> Iterator[tuple[str, Node]]:
-    """Every (kind, expression) that one edit of `knobs.kinds` makes of `node`; some may compute the
-    same values.
-    """
+    """Every (kind, expression) one edit away from `node`; some may compute the same values."""
     yield from (
         (kind, mutant) for kind, mutant in _edits_here(node, scope, knobs) if kind in knobs.kinds
     )
@@ -219,9 +215,7 @@ def canonical(node: Node) -> tuple[Any, ...]:
 
 
 def _compile(node: Node, table: list[Evaluate]) -> Evaluate:
-    """The tree as a closure over its variables; functions called are looked up in `table` on each
-    call.
-    """
+    """The tree as a function of its variables; each call looks up called functions in `table`."""
     if node.op == "var":
         return operator.itemgetter(node.value)
     if node.op == "const":
@@ -242,9 +236,7 @@ def _compile(node: Node, table: list[Evaluate]) -> Evaluate:
 
 
 def compile_function(function: Function, table: list[Evaluate]) -> Evaluate:
-    """The function as a callable on its list of arguments; it looks up earlier functions in `table`
-    on each call.
-    """
+    """The function, to be called with its argument list; it finds earlier ones in `table`."""
     bodies = [_compile(node, table) for node in function]
 
     def run(args: list[int]) -> int:
@@ -286,7 +278,8 @@ class Names(NamedTuple):
         if node.op == "const":
             return str(node.value)
         if node.op == "call":
-            return f"{self.functions[node.value]}({', '.join(self.show(arg, code=code) for arg in node.args)})"
+            arguments = ", ".join(self.show(arg, code=code) for arg in node.args)
+            return f"{self.functions[node.value]}({arguments})"
         call = code and node.op in ("min", "max")
         bare = call or node.op == "if"
         parts = [

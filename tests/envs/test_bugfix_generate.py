@@ -1,6 +1,4 @@
-"""The bug-repair generator: true docstrings, one defect, hidden cases that no other edit passes,
-clean splits.
-"""
+"""The bug-repair generator: true docstrings, one defect, strict hidden cases, clean splits."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ def test_hidden_cases_kill_every_single_token_edit_that_changes_the_function(kno
 
 
 def _python_of(words: str) -> str:
-    """The docstring's words as an expression, by rules of the test's own (one operator per
-    statement).
-    """
+    """The docstring's words as an expression, for one operator per statement."""
     words = words.removeprefix("Return ").removesuffix(".")
     words = re.sub(
         r"the (smaller|larger) of (.+) and (.+)", lambda m: f"{m[1]}({m[2]}, {m[3]})", words
@@ -104,8 +100,9 @@ def _python_of(words: str) -> str:
         words.replace("smaller(", "min(").replace("larger(", "max(").replace(", otherwise", " else")
     )
     for phrase, symbol in {
-        "floor-divided by": "//", "plus": "+", "minus": "-", "times": "*", "modulo": "%", "is less than": "<",
-        "is at most": "<=", "is greater than": ">", "is at least": ">=", "equals": "==", "differs from": "!=",
+        "floor-divided by": "//", "plus": "+", "minus": "-", "times": "*", "modulo": "%",
+        "is less than": "<", "is at most": "<=", "is greater than": ">", "is at least": ">=",
+        "equals": "==", "differs from": "!=",
     }.items():  # fmt: skip
         words = words.replace(f" {phrase} ", f" {symbol} ")
     return words

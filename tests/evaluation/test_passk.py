@@ -45,7 +45,7 @@ def episode(
         end=end,
         score=Score.failed("gone") if reward is None else Score(reward),
         counts=Counts(turns=2, tool_calls=3, sampled_tokens=10, wall_s=0.5),
-        side_effects=effects or {},
+        side_effects=effects,
     )
 
 
@@ -175,10 +175,22 @@ def test_summary_counts_infrastructure_failures_apart():
         "usd": None,
     }
     assert summary["cost"] == paid and summary["tools"] == {}
-    assert summary["side_effects"] == {"episodes": 1, "total": 1, "kinds": {"created": 1}}
+    assert summary["side_effects"] == {
+        "measured": 1,
+        "episodes": 1,
+        "total": 1,
+        "kinds": {"created": 1},
+    }
     assert summary["end_reasons"] == {"max_turns": 1, "sandbox_lost": 2, "submitted": 2}
     assert summary["ci95"]["1"][0] <= 0.75 <= summary["ci95"]["1"][1]
     json.dumps(summary, allow_nan=False)
+
+
+def test_side_effects_that_nobody_measured_are_no_zero():
+    assert summarize([episode("a", 0)])["side_effects"] is None
+    measured = [episode("a", 0, effects={}), episode("a", 1)]
+    none = {"measured": 1, "episodes": 0, "total": 0, "kinds": {}}
+    assert summarize(measured)["side_effects"] == none
 
 
 def test_a_failure_is_never_a_number():

@@ -1,4 +1,4 @@
-"""The Gymnasium face: a real environment for anything that speaks gymnasium, and no made-up number."""
+"""GymEnv: a real environment for anything that speaks gymnasium, without made-up numbers."""
 
 import asyncio
 import os
@@ -250,7 +250,7 @@ def test_a_killed_sandbox_is_an_error_and_no_reward(bubblewrap):
     wait_for(lambda: children() == before)
 
 
-@pytest.mark.parametrize("place", ["verifier", "setup", "on_text", "collect"])
+@pytest.mark.parametrize("place", ["verifier", "setup", "on_text", "close"])
 def test_whatever_breaks_is_an_infra_error(place):
     async def broken(*args):
         raise KeyError(place)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from agentrl.calls import ToolResult
 from agentrl.env import ToolEnv
 from agentrl.errors import ContractError, SandboxLost
-from agentrl.tools import call_tool, clip_text, tool, tools_of
+from agentrl.tools import check_call, clip_text, tool, tools_of
 from agentrl.types import BadCall, EndReason, Limits, ToolCall
 
 GO = threading.Event()
@@ -110,10 +111,15 @@ class Kit:
         raise {"stop": StopIteration("x"), "exit": SystemExit(3), "value": ValueError("bad")}[what]
 
 
+async def run_call(tools, wanted, timeout_s: float) -> ToolResult:
+    checked = check_call(tools, wanted)
+    return checked if isinstance(checked, ToolResult) else await checked.run(timeout_s)
+
+
 def ask(name: str, arguments=None, timeout_s: float = 60.0):
     bound = {key: entry.bind(Kit()) for key, entry in tools_of(Kit).items()}
     wanted = name if isinstance(name, BadCall) else ToolCall(name, arguments or {})
-    return asyncio.run(call_tool(bound, wanted, timeout_s))
+    return asyncio.run(run_call(bound, wanted, timeout_s))
 
 
 # What the model is told
@@ -329,9 +335,9 @@ def test_hanging_functions_hold_up_no_other(held):
     async def run():
         bound = {key: entry.bind(Kit()) for key, entry in tools_of(Kit).items()}
         hang, quick = ToolCall("plain", {"held": True}), ToolCall("plain", {})
-        stuck = await asyncio.gather(*(call_tool(bound, hang, 0.05) for _ in range(40)))
+        stuck = await asyncio.gather(*(run_call(bound, hang, 0.05) for _ in range(40)))
         assert {answer.error for answer in stuck} == {"timeout"}
-        return await asyncio.gather(*(call_tool(bound, quick, 60) for _ in range(40)))
+        return await asyncio.gather(*(run_call(bound, quick, 60) for _ in range(40)))
 
     assert [answer.error for answer in asyncio.run(run())] == [None] * 40
 

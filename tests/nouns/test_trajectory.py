@@ -1,6 +1,4 @@
-"""Episode ⊃ Trajectory ⊃ Segment: invalid ones cannot be built, and the mask follows from who wrote
-what.
-"""
+"""Episode ⊃ Trajectory ⊃ Segment: invalid ones cannot be built; the mask follows from authors."""
 
 import math
 

@@ -124,7 +124,7 @@ def episodes(draw):
         artifacts=draw(
             st.dictionaries(PATHS, st.binary(max_size=8) | CLEAN.map(str.encode), max_size=3)
         ),
-        side_effects=draw(st.dictionaries(CLEAN, CLEAN, max_size=2)),
+        side_effects=draw(st.none() | st.dictionaries(CLEAN, CLEAN, max_size=2)),
         failure=draw(CLEAN),
     )
 
@@ -200,7 +200,7 @@ def test_a_shared_segment_is_stored_once(tmp_path):
 def test_artifacts_are_text_where_they_can_be(tmp_path):
     write(tmp_path / "e.jsonl", simple(artifacts={"a.py": "é\r\n".encode(), "b.bin": b"\xff\x00"}))
     row = json.loads((tmp_path / "e.jsonl").read_text())
-    assert row["v"] == 1
+    assert row["v"] == 2
     assert row["artifacts"] == {"a.py": {"text": "é\r\n"}, "b.bin": {"base64": "/wA="}}
 
 
@@ -259,7 +259,7 @@ def test_a_file_that_holds_only_a_torn_line(tmp_path):
         (b"\xff\n", "e.jsonl:2 is not a record"),
         (b"[1]\n", "e.jsonl:2 is not a record"),
         (b'{"v":1}\n', "e.jsonl:2 is not a record .*KeyError"),
-        (b'{"v":2}\n', "e.jsonl:2 has format version 2 .*upgrade"),
+        (b'{"v":3}\n', "e.jsonl:2 has format version 3 .*upgrade"),
         (b'{"v":1,"nonfinite":[[["x","y"],"nan"]]}\n', "e.jsonl:2 is not a record"),
     ],
 )
@@ -270,6 +270,21 @@ def test_a_broken_line_elsewhere_is_named(tmp_path, line, says):
     with pytest.raises(UserError, match=says) as caught:
         read_episodes(path)
     assert "\n" not in str(caught.value)
+
+
+def test_records_of_version_1_are_read_and_their_side_effects_were_not_measured(tmp_path):
+    path = tmp_path / "e.jsonl"
+    write(path, simple(0), simple(1, side_effects={}), simple(2, side_effects={"a.py": "changed"}))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["v"], row["side_effects"] = 1, row["side_effects"] or {}
+        del row["counts"]["denied"]
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    now, then = ([e.side_effects for e in iter_episodes(file)] for file in (path, old))
+    assert now == [None, {}, {"a.py": "changed"}]
+    assert then == [None, None, {"a.py": "changed"}]
+    assert [episode.counts.denied for episode in iter_episodes(old)] == [0, 0, 0]
 
 
 def test_an_invalid_episode_is_not_read(tmp_path):

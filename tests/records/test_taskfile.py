@@ -1,4 +1,4 @@
-"""Task files: what is written is read back, and a broken line says where, what and how to mend it."""
+"""Task files: rows come back, and a broken line is one sentence."""
 
 from __future__ import annotations
 

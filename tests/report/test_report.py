@@ -200,6 +200,10 @@ def test_no_text_of_a_run_becomes_markup(tmp_path, run):
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert "alert(1)" in page.text and "{{ 7*7 }}" in page.text
     (row,) = page.data["episodes"]
+    (shown,) = row["side_effects"].items()
+    assert shown == (EVIL, EVIL)
+    assert clean.data["episodes"][0]["side_effects"] is None
+    assert "Side effects: not measured." in clean.scripts[1]
     assert row["key"]["task"] == row["why"] == row["messages"][0]["content"] == EVIL
     assert page.data["vocab"]["7"] == EVIL + "\ud800"
     assert "<" not in page.scripts[0]

@@ -1,6 +1,4 @@
-"""Rollouts: every failure of an episode has its name and is no number; what concerns all of them
-stops the run.
-"""
+"""Failures: of one episode, a name and no number; of all episodes, the end of the run."""
 
 import asyncio
 

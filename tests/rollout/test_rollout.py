@@ -1,6 +1,4 @@
-"""Rollouts: groups stream, updates hold up no episode, and whatever ends a run leaves nothing
-behind.
-"""
+"""Rollouts: groups stream, updates hold up no episode, and an ended run leaves nothing behind."""
 
 import asyncio
 import os
@@ -267,9 +265,7 @@ HANG = [
 
 
 def test_a_wall_limit_within_a_command_is_graded(bubblewrap):
-    """The command is ended, the sandbox lives on: its artifacts come out, and the next episode gets
-    it clean.
-    """
+    """The command is killed; artifacts still come out, and the next episode starts clean."""
     pool = open_pool("bubblewrap", size=1)
     with rollouts(Slow, script(*HANG), pool=pool, group_size=2) as playing:
         (group,) = playing.gather(tasks_of(1), 0)
@@ -326,9 +322,9 @@ def test_an_interrupt_in_next_leaves_nothing(bubblewrap):
 
 
 def test_killing_the_whole_program_leaves_nothing(bubblewrap, tmp_path):
-    program = tmp_path / "program.py"
+    program, folders = tmp_path / "program.py", ("support", "rollout")
     program.write_text(
-        f"import sys; sys.path[:0] = {[str(REPO / 'tests' / it) for it in ('support', 'rollout')]}\n"
+        f"import sys; sys.path[:0] = {[str(REPO / 'tests' / name) for name in folders]}\n"
         "from test_rollout import *\n"
         "with rollouts(Work, script(*HANG), pool=open_pool('bubblewrap', size=2)) as playing:\n"
         "    playing.dispatch(tasks_of(2), 0)\n"
@@ -394,9 +390,7 @@ def test_an_update_of_three_seconds_under_a_hundred_episodes():
 
 
 def test_a_thousand_episodes_with_records(tmp_path):
-    """The promise is 0.3 ms per step; here only the right order, in processor time: others may be
-    at work, too.
-    """
+    """At most 2 ms of processor time per step; the benchmark `scheduler_overhead` is stricter."""
 
     class Many(Echo):
         limits = replace(Echo.limits, wall_s=1000)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from helpers import below, parents, process, wait_for
 
-from agentrl import sandboxes
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import (
     BubblewrapBackend,
@@ -21,6 +20,7 @@ from agentrl.sandboxes import (
     Pool,
     ProcessBackend,
     available,
+    backends,
     cgroup,
     open_pool,
 )
@@ -34,8 +34,8 @@ def test_pools_by_name(capsys, monkeypatch):
     with pytest.raises(ConfigError, match="'vm' is unknown"):
         open_pool("vm")
     assert set(available()) == {"bubblewrap", "docker", "process"}
-    monkeypatch.setattr(sandboxes, "missing", lambda: "install the Debian package bubblewrap")
-    monkeypatch.setattr(sandboxes, "docker_missing", lambda: "start dockerd")
+    monkeypatch.setattr(backends, "missing", lambda: "install the Debian package bubblewrap")
+    monkeypatch.setattr(backends, "docker_missing", lambda: "start dockerd")
     for name in ("bubblewrap", "docker"):
         with pytest.raises(
             ConfigError,
@@ -47,13 +47,13 @@ def test_pools_by_name(capsys, monkeypatch):
     pool.tell()
     pool.tell()
     assert capsys.readouterr().err.count("start dockerd; falling back to the process sandbox") == 1
-    monkeypatch.setattr(sandboxes, "docker_missing", lambda: None)
+    monkeypatch.setattr(backends, "docker_missing", lambda: None)
     assert isinstance(open_pool("docker").backend, DockerBackend)
     pool = open_pool("auto")
     pool.tell()
     assert isinstance(pool.backend, DockerBackend)
     assert "falling back to the docker sandbox" in capsys.readouterr().err
-    monkeypatch.setattr(sandboxes, "missing", lambda: None)
+    monkeypatch.setattr(backends, "missing", lambda: None)
     assert isinstance(open_pool("auto").backend, BubblewrapBackend)
 
 

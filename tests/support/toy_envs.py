@@ -27,8 +27,12 @@ class Parity(ToolEnv):
                 id=f"{split}-{seed % 97}-{index}", instruction=f"say {index}", hidden={"n": 1}
             )
 
+    async def setup(self) -> None:
+        self.heard = 0
+
     async def on_text(self, message: Message) -> Step:
-        if self._turns < 2:
+        self.heard += 1
+        if self.heard < 2:
             return Step((Message.user("more"),))
         return Step(end=EndReason.ANSWERED)
 

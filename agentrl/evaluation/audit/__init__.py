@@ -39,6 +39,7 @@ from agentrl.policies.base import noop
 from agentrl.records.files import write_json_atomic
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.types import Task
 
 COMPARED = 200
@@ -193,7 +194,7 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     env = plan.make()
     policy = open_policy(EvalPlan(plan.make, plan.policy), env) if plan.policy else None
     splits = {split: _take(env, split, plan) for split in dict.fromkeys((*SPLITS, plan.split))}
-    pool = env.open_pool(plan.sandbox)
+    pool = pool_for(env, plan.sandbox)
     tasks = splits[plan.split][: plan.tasks]
     stage = Stage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
     started = time.monotonic()

@@ -14,6 +14,7 @@ from agentrl.errors import InfraError
 from agentrl.evaluation.audit.probes import Attack
 from agentrl.policies.base import Policy, Scripted
 from agentrl.rollout.play import Setting, derive_seed, play
+from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
@@ -132,16 +133,17 @@ class Stage:
         Scripts are left out where the sandbox is no boundary.
         """
         env = self.make()
-        async with self._room, env.borrow(self.pool) as sandbox:
-            opening = await self.reset(env, task, sandbox)
+        runner = Runner(env)
+        async with self._room, borrow(env, self.pool) as sandbox:
+            opening = await self.reset(runner, task, sandbox)
             try:
                 if sandbox is not None:
                     await sandbox.put(attack.files)
                     if attack.script and self.pool.backend.is_boundary:
                         await sandbox.exec([PYTHON, "-c", attack.script], timeout_s=SCRIPT_S)
-                artifacts = await env.collect()
+                artifacts = await runner.collect()
             finally:
-                await env.close()
+                await runner.close()
         return Submission(
             task,
             (*opening, Message.assistant(attack.answer)),
@@ -153,11 +155,12 @@ class Stage:
             untrusted=env.untrusted,
         )
 
-    async def reset(self, env: ToolEnv, task: Task, sandbox: Sandbox | None) -> tuple[Message, ...]:
+    async def reset(
+        self, runner: Runner, task: Task, sandbox: Sandbox | None
+    ) -> tuple[Message, ...]:
         """Begin the episode that `play` would begin."""
-        return await env.reset(
-            task.view(), seed=derive_seed(self.seed, task.id, 0), sandbox=sandbox
-        )
+        seed = derive_seed(self.seed, task.id, 0)
+        return await runner.reset(task.view(), seed=seed, sandbox=sandbox)
 
     async def score(self, submission: Submission) -> Score:
         """The verdict; a grading that failed is tried once more, and no score if it fails again."""

@@ -18,6 +18,7 @@ from agentrl.evaluation.audit.variants import with_canary
 from agentrl.evaluation.leaks import find_in, hashes_of, secrets_of, shown_secret
 from agentrl.policies.base import Scripted, noop
 from agentrl.records.rows import episode_row
+from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import FileInfo, Sandbox
 from agentrl.trajectory import Episode
 from agentrl.types import BadCall, Message, Task, ToolCall, ToolSpec
@@ -25,7 +26,9 @@ from agentrl.types import BadCall, Message, Task, ToolCall, ToolSpec
 _HOSTILE = """
 umask 000
 mkdir -p .cache/left .git/hooks
-for name in .hidden conftest.py sitecustomize.py .cache/left/file .git/hooks/post-checkout; do echo left > $name; done
+for name in .hidden conftest.py sitecustomize.py .cache/left/file .git/hooks/post-checkout; do
+  echo left > $name
+done
 ln -s / everything; ln -s /proc/self self; mkfifo pipe; chmod 000 .hidden
 export LEFT=1; echo 'export LEFT=1' > .bashrc
 """
@@ -58,15 +61,16 @@ async def hidden_is_absent(stage: Stage) -> Finding:
 async def _world(stage: Stage, task: Task) -> dict[str, str]:
     """Where -> text, of all that is there before the agent acts."""
     env = stage.make()
-    async with env.borrow(stage.pool) as sandbox:
-        opening = await stage.reset(env, task, sandbox)
+    runner = Runner(env)
+    async with borrow(env, stage.pool) as sandbox:
+        opening = await stage.reset(runner, task, sandbox)
         places = {
             f"opening message {number}": message.content for number, message in enumerate(opening)
         }
         places["the description of the tools"] = json.dumps([spec.schema() for spec in env.tools])
         if sandbox is not None:
             places |= await _tree(sandbox, task)
-        await env.close()
+        await runner.close()
     return places
 
 
@@ -183,12 +187,12 @@ async def reset_is_complete(stage: Stage) -> Finding:
 
 async def _start(stage: Stage, task: Task) -> tuple[str, list[str]]:
     """The start's fingerprint, and how the sandbox differed from a clean one before it."""
-    env = stage.make()
-    async with env.borrow(stage.pool) as sandbox:
+    runner = Runner(stage.make())
+    async with borrow(runner.env, stage.pool) as sandbox:
         differs = await sandbox.verify() if sandbox is not None else []
-        await stage.reset(env, task, sandbox)
-        await env.close()
-    return env.start, differs
+        await stage.reset(runner, task, sandbox)
+        await runner.close()
+    return runner.start, differs
 
 
 async def _hostile(stage: Stage, task: Task) -> None:
@@ -196,16 +200,17 @@ async def _hostile(stage: Stage, task: Task) -> None:
     with rubbish.
     """
     env = stage.make()
-    async with env.borrow(stage.pool) as sandbox:
-        await stage.reset(env, task, sandbox)
+    runner = Runner(env)
+    async with borrow(env, stage.pool) as sandbox:
+        await stage.reset(runner, task, sandbox)
         if sandbox is not None:
             script = _HOSTILE + (_LASTING if stage.pool.backend.is_boundary else "")
             await sandbox.exec(["/bin/sh", "-c", script])
         for message in _rude(env, task):
-            if (await env.step(message)).end is not None:
+            if (await runner.step(message)).end is not None:
                 break
-        await env.collect()
-        await env.close()
+        await runner.collect()
+        await runner.close()
 
 
 def _rude(env: ToolEnv, task: Task) -> Iterator[Message]:
@@ -296,19 +301,20 @@ async def _changed_by_reading(
     """What a call of a reading tool changed, in words; calls of one turn are made one by one."""
     env = stage.make()
     reads = {spec.name for spec in env.tools if spec.effect == "read"}
-    async with env.borrow(stage.pool) as sandbox:
+    runner = Runner(env)
+    async with borrow(env, stage.pool) as sandbox:
         assert sandbox is not None
-        await stage.reset(env, task, sandbox)
+        await stage.reset(runner, task, sandbox)
         for call in [call for message in script for call in message.tool_calls]:
             before = await sandbox.manifest()
-            end = (await env.step(Message.assistant("", call))).end
+            end = (await runner.step(Message.assistant("", call))).end
             if isinstance(call, ToolCall) and call.name in reads:
                 calls[call.name] += 1
                 if changed := _changes(before, await sandbox.manifest()):
                     return f"tool {call.name!r} declares effect 'read' and changed {changed}"
             if end is not None:
                 break
-        await env.close()
+        await runner.close()
     return ""
 
 

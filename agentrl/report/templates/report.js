@@ -166,8 +166,10 @@
     for (const [name, text] of Object.entries(episode.artifacts)) {
       box.append(el("details", {}, el("summary", {}, "artifact " + name), el("pre", {}, text)));
     }
-    const effects = Object.entries(episode.side_effects);
-    if (effects.length) box.append(el("details", {}, el("summary", {}, `side effects (${effects.length})`), pairs(effects)));
+    const effects = episode.side_effects && Object.entries(episode.side_effects);
+    if (!effects) box.append(el("p", {}, "Side effects: not measured."));
+    else if (!effects.length) box.append(el("p", {}, "Side effects: none."));
+    else box.append(el("details", {}, el("summary", {}, `side effects (${effects.length})`), pairs(effects)));
     return box;
   }
 

@@ -1,0 +1,207 @@
+"""Runner: plays a ToolEnv for one episode, inside its limits and its sandbox.
+
+The environment's author writes `ToolEnv`; `agentrl.rollout.play` and `agentrl.gym` drive it
+through this class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+
+from agentrl.calls import CallContext, Guard, ToolResult
+from agentrl.env import Step, ToolEnv
+from agentrl.errors import ContractError
+from agentrl.sandboxes import Pool, open_pool
+from agentrl.sandboxes.base import Sandbox, SandboxPool
+from agentrl.tools import Tool, check_call, clip_text, tools_of
+from agentrl.trajectory import Counts
+from agentrl.types import BadCall, EndReason, Message, TaskView, ToolCall
+
+
+def pool_for(env: ToolEnv, sandbox: str = "auto", size: int | None = None) -> Pool:
+    """Sandboxes of a named backend as the environment asks for them; nothing starts yet.
+
+    Raises:
+        ConfigError: the backend does not exist, cannot be used here, is no boundary although the
+            environment is untrusted, or cannot restrict the network to `env.network`.
+    """
+    pool = open_pool(sandbox, size, env.sandbox_limits, allow=env.network)
+    pool.check_trust(env.untrusted)
+    return pool
+
+
+def borrow(env: ToolEnv, pool: SandboxPool | None) -> AbstractAsyncContextManager[Sandbox | None]:
+    """A sandbox as the environment asks for it, for an `async with`; None where it needs none."""
+    if not env.needs_sandbox or pool is None:
+        return nullcontext()
+    return pool.lease("agent", isolation=env.isolation, needs=env.needs, untrusted=env.untrusted)
+
+
+class Runner:
+    """One environment instance in one episode: reset, turns, artifacts, counts, close.
+
+    Args:
+        env: a fresh instance.
+
+    Attributes:
+        start: fingerprint of the start state; empty before `reset`.
+    """
+
+    def __init__(self, env: ToolEnv) -> None:
+        self.env = env
+        self.start = ""
+        self._guard: Guard | None = None
+        self._sandbox: Sandbox | None = None
+        self._tools: Mapping[str, Tool] = {}
+        self._turns = 0
+        self._outcomes: Counter[str] = Counter()
+        self._by_tool: Counter[str] = Counter()
+        self._started: float | None = None
+        self._open = False
+
+    async def reset(
+        self,
+        task: TaskView,
+        *,
+        seed: int = 0,
+        sandbox: Sandbox | None = None,
+        guard: Guard | None = None,
+    ) -> tuple[Message, ...]:
+        """Start the episode and return its opening; equal task and seed give an equal start.
+
+        Args:
+            task: what is played.
+            seed: of `env.rng`.
+            sandbox: borrowed for this episode; see `borrow`.
+            guard: asked before each tool call and told after it; None for no guard.
+
+        Raises:
+            ContractError: the environment needs a sandbox and got none.
+        """
+        env = self.env
+        if env.needs_sandbox and sandbox is None:
+            raise ContractError(
+                f"{env.id} needs a sandbox: choose one with sandbox='bubblewrap', 'docker' or"
+                " 'process'"
+            )
+        self._open, self._started, self._guard = True, time.monotonic(), guard
+        env.task, env.rng, env.end_reason = task.view(), random.Random(seed), None
+        env.sandbox = self._sandbox = sandbox
+        self._tools = {name: entry.bind(env) for name, entry in tools_of(type(env)).items()}
+        if sandbox is not None and task.files:
+            await sandbox.put({path: text.encode() for path, text in task.files.items()})
+        await env.setup()
+        opening = tuple(env.prompt())
+        self.start = await _fingerprint(env, opening, sandbox)
+        return opening
+
+    async def step(self, message: Message) -> Step:
+        """Play one assistant turn: run its calls in order, one observation each.
+
+        Raises:
+            InfraError: the sandbox or another part below a tool is gone.
+            ContractError: `on_text` gives neither a message nor an ending.
+        """
+        self._turns += 1
+        step = await (self._call_all(message) if message.tool_calls else self._answer(message))
+        if step.end is None and self._turns >= self.env.limits.turns:
+            return replace(step, end=EndReason.MAX_TURNS)
+        return step
+
+    async def collect(self) -> dict[str, bytes]:
+        """End all processes of the sandbox and copy the declared artifacts out."""
+        names = self.env.task.artifacts or self.env.artifacts
+        if self._sandbox is None or not names:
+            return {}
+        await self._sandbox.kill_all()
+        return await self._sandbox.get(names)
+
+    def counts(self) -> Counts:
+        """What happened so far, tokens left out; all zero before `reset`."""
+        if self._started is None:
+            return Counts()
+        return Counts(
+            turns=self._turns,
+            tool_calls=self._outcomes.total(),
+            tool_errors=self._outcomes.total() - self._outcomes["ok"],
+            bad_calls=self._outcomes["bad_call"],
+            denied=self._outcomes["denied"],
+            wall_s=time.monotonic() - self._started,
+            by_tool=dict(self._by_tool),
+        )
+
+    async def close(self) -> None:
+        """Let the environment release what it holds; safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            await self.env.close()
+        finally:
+            self.env.sandbox = self._sandbox = None
+
+    async def _answer(self, message: Message) -> Step:
+        step = await self.env.on_text(message)
+        end = step.end or self.env.end_reason
+        if end is None and not step.messages:
+            raise ContractError(
+                f"{self.env.id}.on_text returned no message and no ending: give one of them"
+            )
+        return replace(step, end=end)
+
+    async def _call_all(self, message: Message) -> Step:
+        env, limits, observations = self.env, self.env.limits, list[Message]()
+        for call in message.tool_calls:
+            if self._outcomes.total() >= limits.tool_calls:
+                return Step(tuple(observations), EndReason.MAX_TOOL_CALLS)
+            result = await self._call(call)
+            self._count(call, result)
+            text = clip_text(result.text, limits.observation_chars)
+            observations.append(Message.tool(text, call))
+            if env.end_reason is None and self._outcomes["bad_call"] >= limits.bad_calls:
+                env.end_reason = EndReason.FORMAT_ERROR
+            if env.end_reason is not None:
+                break
+        return Step(tuple(observations), env.end_reason)
+
+    async def _call(self, call: ToolCall | BadCall) -> ToolResult:
+        checked = check_call(self._tools, call)
+        if isinstance(checked, ToolResult):
+            return checked
+        timeout_s = self.env.limits.tool_s
+        if self._guard is None:
+            return await checked.run(timeout_s)
+        context = CallContext(
+            self.env.id, self.env.task, self._turns, self._outcomes.total() + 1, self._sandbox
+        )
+        decision = await self._guard.before(checked.call, checked.tool.spec, context)
+        if decision.result is not None:
+            return decision.result
+        result = await checked.run(timeout_s)
+        await self._guard.after(checked.call, result, context)
+        return result
+
+    def _count(self, call: ToolCall | BadCall, result: ToolResult) -> None:
+        self._outcomes[result.error or "ok"] += 1
+        if isinstance(call, ToolCall) and result.error != "unknown_tool":
+            self._by_tool[call.name] += 1
+
+
+async def _fingerprint(env: ToolEnv, opening: tuple[Message, ...], sandbox: Sandbox | None) -> str:
+    """Hash of what an episode starts from: opening, tools, task, and the sandbox's files."""
+    files = await sandbox.manifest() if sandbox else ()
+    state: Mapping[str, object] = {
+        "env": env.id,
+        "task": env.task.id,
+        "opening": [(message.role, message.content) for message in opening],
+        "tools": [spec.schema() for spec in env.tools],
+        "files": [(info.path, info.kind, info.sha256) for info in files],
+    }
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
