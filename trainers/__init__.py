@@ -10,7 +10,7 @@ if __name__ == "trainers":
     raise ImportError("import agentrl.trainers, not trainers")
 
 if TYPE_CHECKING:
-    from agentrl.trainers.algorithms.recipes import Recipe as Recipe
+    from agentrl.trainers.algorithms.recipe import Recipe as Recipe
     from agentrl.trainers.algorithms.recipes import recipe as recipe
     from agentrl.trainers.batch import PolicyOutput as PolicyOutput
     from agentrl.trainers.batch import TokenBatch as TokenBatch
@@ -27,7 +27,8 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "algorithms.recipes": ("Recipe", "recipe"),
+            "algorithms.recipe": ("Recipe",),
+            "algorithms.recipes": ("recipe",),
             "batch": ("PolicyOutput", "TokenBatch", "pack"),
             "config": ("TrainConfig", "read_config"),
             "demo": ("DemoPlan", "run_demo"),

@@ -7,19 +7,17 @@ Letters: B rows (one per branch that trains), T positions, E scored episodes.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, UserError
-from agentrl.trajectory import Episode, Group, SegmentKind, Trajectory, token_rewards
+from agentrl.trainers.rows import padded_rows
+from agentrl.trajectory import Episode, Group, Trajectory, token_rewards
 from agentrl.types import Ending
 
 ROW_FIELDS = (
@@ -335,7 +333,7 @@ def pack(
         0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64)
     )
     return TokenBatch(
-        **_padded_rows(rows, [rewards for _, _, rewards in branches], pad_id),
+        **padded_rows(rows, [rewards for _, _, rewards in branches], pad_id),
         episode_B=episode_B,
         group_E=torch.tensor([group_index for group_index, _ in scored], dtype=torch.int64),
         reward_E=torch.tensor([episode.reward for _, episode in scored], dtype=torch.float64),
@@ -369,55 +367,6 @@ def _refuse_messages(episode: Episode) -> None:
             f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks"
             " messages and left no tokens to train on; sample with a TokenPolicy"
         )
-
-
-def _states(row: Trajectory) -> list[int]:
-    """At each sampled token, a hash of the tokens that came right before its turn; -1 elsewhere."""
-    states, told = list[int](), tuple[int, ...]()
-    for segment in row.segments:
-        sampled = segment.kind is SegmentKind.SAMPLED
-        told = told if sampled else segment.ids
-        states += [zlib.crc32(np.asarray(told, np.int64).tobytes()) if sampled else -1] * len(
-            segment.ids
-        )
-    return states
-
-
-def _padded_rows(
-    rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int
-) -> dict[str, Any]:
-    """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter
-    and is cut.
-    """
-    lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
-    attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
-
-    def padded(values: Sequence[Sequence[float]], fill: float, dtype: npt.DTypeLike) -> Tensor:
-        full = np.full(attention.shape, fill, dtype)
-        cut = (row[:length] for row, length in zip(values, lengths, strict=True))
-        full[attention] = np.fromiter(chain.from_iterable(cut), dtype, int(lengths.sum()))
-        return torch.from_numpy(full)
-
-    versions = [
-        tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments))
-        for row in rows
-    ]
-    tensors: dict[str, Any] = {
-        "ids_BT": padded([row.ids for row in rows], pad_id, np.int64),
-        "mask_BT": padded([row.mask for row in rows], 0, np.bool_),
-        "attention_BT": torch.from_numpy(attention),
-        "old_logprobs_BT": padded([row.logprobs for row in rows], 0.0, np.float32),
-        "turn_BT": padded([row.turn_of for row in rows], -1, np.int32),
-        "version_BT": padded(versions, -1, np.int32),
-        "state_BT": padded([_states(row) for row in rows], -1, np.int64),
-        "rewards_BT": padded(rewards, 0.0, np.float64),
-    }
-    if tensors["mask_BT"][:, :1].any():
-        raise UserError(
-            "a row's first token was sampled from nothing; give every prompt at least one token"
-        )
-    tensors["advantages_BT"] = torch.where(tensors["mask_BT"], torch.nan, 0.0).float()
-    return tensors
 
 
 @dataclass(frozen=True, eq=False)

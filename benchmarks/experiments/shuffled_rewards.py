@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentrl.errors import TrainingError
 from agentrl.trainers.algorithms.advantages import GroupAdvantage, grpo
-from agentrl.trainers.algorithms.recipes import over_groups
+from agentrl.trainers.algorithms.recipe import over_groups
 from agentrl.trainers.demo import DemoPlan, prepare_demo
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run

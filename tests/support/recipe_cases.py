@@ -20,8 +20,8 @@ from trainer_cases import PAD, episode
 
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
 from agentrl.trainers.algorithms.losses import add_metrics
-from agentrl.trainers.algorithms.recipes import RECIPES, Recipe, recipe
-from agentrl.trainers.algorithms.surrogates import dppo_topk_kl
+from agentrl.trainers.algorithms.recipe import Recipe
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
 from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason, Score
@@ -56,9 +56,11 @@ ADDED: dict[str, Recipe] = {
         ("vapo", {"length_alpha": 0.5, "value_lam": 0.7, "imitate_coef": 0.3}),
         ("gdpo", {"part_weights": {"a": 1.0, "b": 0.5}}),
         ("opo", {"load_balance_coef": 0.1}),
+        ("dppo", {"surrogate": "dppo_topk_kl"}),
+        ("grpo", {"surrogate": "ppo_dual_clip", "dual_clip": 2.0}),
+        ("gigpo", {"surrogate": "gspo_token", "aggregate": "episode_sum"}),
     )
 }
-ADDED["dppo-topk"] = replace(paid("dppo"), surrogate=dppo_topk_kl)
 CASES = ROWS | ADDED
 
 # --- rounds

@@ -30,7 +30,7 @@ from torch import Tensor
 from trainer_cases import TwoSteps, quick
 
 from agentrl.trainers.algorithms.parts import name_of
-from agentrl.trainers.algorithms.recipes import Recipe
+from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch
 
 few = settings(quick, max_examples=6)

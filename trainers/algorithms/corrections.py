@@ -24,17 +24,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.losses import MAX_LOG_RATIO, keep
-from agentrl.trainers.algorithms.parts import Term, needs
+from agentrl.trainers.algorithms.parts import needs
 from agentrl.trainers.algorithms.sequence_surrogates import episode_mean, episode_sum
-from agentrl.trainers.batch import PolicyOutput, TokenBatch
+from agentrl.trainers.batch import TokenBatch
 
 
 def weigh(batch: TokenBatch, factor_BT: Tensor) -> TokenBatch:
@@ -45,16 +43,6 @@ def weigh(batch: TokenBatch, factor_BT: Tensor) -> TokenBatch:
     return replace(
         batch, weights_BT=keep(weights_BT, batch.mask_BT).to(batch.old_logprobs_BT.dtype).detach()
     )
-
-
-def effective_sample_size(weights_N: Tensor) -> Tensor:
-    """(Σw)²/Σw²: how many equally weighted samples are worth as much; 0 where every weight is 0.
-
-    Kish, Survey Sampling (1965). Over a step's tokens its share is `weight`²/`weight_square` of
-    `policy_metrics`.
-    """
-    total, squares = weights_N.sum(), weights_N.square().sum()
-    return torch.where(squares > 0, total.square() / squares, 0.0)
 
 
 def _token(log_w_BT: Tensor, batch: TokenBatch) -> Tensor:
@@ -211,28 +199,3 @@ def drop_overlong(batch: TokenBatch, *, drop_truncated: bool = True) -> TokenBat
     """
     stays_E = ~batch.truncated_E if drop_truncated else torch.ones_like(batch.truncated_E)
     return weigh(batch, stays_E[batch.episode_B, None].expand_as(batch.mask_BT).double())
-
-
-def loglinear_proximal(surrogate: Term) -> Term:
-    """The surrogate in its decoupled form, with a proximal policy that costs no forward pass.
-
-    log π_proximal ≈ log π_old + α·(log π - log π_old), with α = age/(age + 1): the proximal policy
-    is `age` versions from the one that sampled, the policy being trained one more. On tokens of the
-    current version that is π_old itself. The ratio is taken against it, the loss is weighted by
-    π_proximal/π_old, and neither passes gradient on. AReaL's `prox_logp_method: loglinear`,
-    https://inclusionai.github.io/AReaL/algorithms/prox_approx.html. An approximation: it follows
-    the policy within a round, and nothing says that training moves along
-        that line.
-    """
-
-    @wraps(surrogate)
-    def decoupled(output: PolicyOutput, batch: TokenBatch, **options: Any) -> Tensor:
-        age_BT = age(batch).to(output.logprobs_BT.dtype)
-        share_BT = age_BT / (age_BT + 1)
-        moved_BT = share_BT * (output.logprobs_BT.detach() - batch.old_logprobs_BT)
-        near = replace(batch, proximal_logprobs_BT=batch.old_logprobs_BT + moved_BT)
-        return moved_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * surrogate(
-            output, near, **options
-        )
-
-    return decoupled

@@ -15,10 +15,7 @@ in the batch at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -29,7 +26,7 @@ from agentrl.trainers.algorithms.parts import needs
 from agentrl.trainers.algorithms.timeline import Timeline, discounted
 from agentrl.trainers.batch import TokenBatch
 
-# --- one value per token
+# --- one value per token ---
 
 
 def reward_to_go(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
@@ -123,6 +120,7 @@ def generalised_advantages(
     return discounted(errors_S, gamma * lam * going_S)
 
 
+@needs("group")
 def optimal_baseline(batch: TokenBatch) -> TokenBatch:
     """Reward-to-go minus the baseline of least variance at that token, over the *other* episodes of
     the group.
@@ -164,7 +162,7 @@ def optimal_baseline(batch: TokenBatch) -> TokenBatch:
     return replace(batch, advantages_BT=line.write(advantages_N))
 
 
-# --- one value per turn
+# --- one value per turn ---
 
 
 @needs("critic")
@@ -226,54 +224,7 @@ def gigpo(batch: TokenBatch, *, gamma: float = 0.95, step_weight: float = 1.0) -
     )
 
 
-def fork_advantages(outcomes: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    """Advantages V(after) - V(before) of an episode's turns from what forks of it earned. https://arxiv.org/abs/2410.01679.
-
-    V of a state is the mean reward of the episodes that were played on from it (VinePPO's
-    Monte-Carlo value). The advantages of all turns sum to the value of the end minus the value of
-    the start. With rewards earned on the way, let the outcomes be rewards of whole episodes, what
-    was earned before the fork included.
-
-    Args:
-        outcomes: for each of the K+1 states (before each turn, and behind the last) the rewards of
-            the episodes that went through it, the episode itself included or not; behind the last
-            turn it is the reward alone.
-
-    Returns:
-        K advantages; None for a turn with no scored episode on one side of it.
-    """
-    values = [[reward for reward in rewards if reward is not None] for rewards in outcomes]
-    means = [fmean(rewards) if rewards else None for rewards in values]
-    return tuple(
-        None if before is None or after is None else after - before
-        for before, after in pairwise(means)
-    )
-
-
-def with_turn_advantages(
-    batch: TokenBatch, advantages: Sequence[Sequence[float | None]]
-) -> TokenBatch:
-    """The batch whose trained tokens carry the given advantage of their turn; None counts as 0.
-
-    Args:
-        advantages: for each episode of the batch, one value for each of its turns that train, in
-            order.
-
-    Raises:
-        ValueError: an episode has another number of turns.
-    """
-    line = Timeline.of(batch)
-    turns_E = torch.bincount(line.episode_K, minlength=len(batch.reward_E)).tolist()
-    if (given := [len(one) for one in advantages]) != turns_E:
-        raise ValueError(
-            f"episodes have {turns_E} turns that train, but advantages are for {given}"
-        )
-    flat = [value or 0.0 for one in advantages for value in one]
-    values_K = torch.tensor(flat, dtype=torch.float64, device=line.turn_N.device)
-    return replace(batch, advantages_BT=line.write(values_K[line.turn_N]))
-
-
-# --- before and after
+# --- before and after ---
 
 
 @needs("reference")

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.parts import name_of, options
+from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
-
-if TYPE_CHECKING:
-    from agentrl.trainers.algorithms.recipes import Recipe
 
 
 def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:

@@ -1,24 +1,20 @@
-"""Named algorithms: the one place where a string becomes functions. Each row of the table is data."""
+"""Named algorithms, each one row of data; the one place where a string becomes functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cached_property, partial
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from agentrl.errors import ConfigError
 from agentrl.registry import load_file
 from agentrl.trainers.algorithms.advantages import (
     dr_grpo,
     gdpo,
-    group_advantages,
     group_advantages_by_length,
     grpo,
     maxrl,
@@ -44,11 +40,13 @@ from agentrl.trainers.algorithms.credit import (
     gigpo,
     kl_in_reward,
     length_adaptive_gae,
+    optimal_baseline,
     reward_to_go,
+    turn_gae,
+    turn_level,
     whiten,
 )
 from agentrl.trainers.algorithms.losses import (
-    PolicyLoss,
     by_constant,
     by_episode,
     by_episode_sum,
@@ -56,16 +54,8 @@ from agentrl.trainers.algorithms.losses import (
     ppo_clip,
 )
 from agentrl.trainers.algorithms.made_up import try_on_made_up
-from agentrl.trainers.algorithms.parts import (
-    Aggregate,
-    Lifted,
-    Need,
-    Step,
-    Term,
-    needs_of,
-    options,
-    with_options,
-)
+from agentrl.trainers.algorithms.parts import Aggregate, Lifted, Step, Term, options
+from agentrl.trainers.algorithms.recipe import Recipe, over_groups
 from agentrl.trainers.algorithms.regularisers import (
     anchor_kl,
     entropy_bonus,
@@ -81,10 +71,26 @@ from agentrl.trainers.algorithms.selections import (
     select_kl_cov,
     train_high_entropy,
 )
-from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, topr, vespo
-from agentrl.trainers.algorithms.surrogates import cispo, dppo_tv, importance_weighted, sapo
-from agentrl.trainers.algorithms.targets import TARGETS, Rule, rules_of
-from agentrl.trainers.batch import TokenBatch, groups_with_signal
+from agentrl.trainers.algorithms.sequence_surrogates import (
+    gmpo,
+    gspo,
+    gspo_token,
+    topr,
+    vespo,
+)
+from agentrl.trainers.algorithms.surrogates import (
+    cispo,
+    dppo_kl,
+    dppo_topk_kl,
+    dppo_topk_tv,
+    dppo_tv,
+    importance_weighted,
+    policy_gradient,
+    ppo_dual_clip,
+    sapo,
+    topr_token,
+)
+from agentrl.trainers.algorithms.targets import TARGETS
 from agentrl.trainers.config import CriticSettings, validated
 
 ARXIV = "https://arxiv.org/abs"
@@ -94,168 +100,28 @@ AGGREGATES: dict[str, Aggregate] = {
     "episode_sum": by_episode_sum,
     "constant": by_constant,
 }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """An algorithm: how outcomes become advantages, and how advantages become a loss.
-
-    Attributes:
-        paper: where the algorithm is defined.
-        credit: batch -> batch, in order; the last one has filled the advantages. Once per round,
-            over all groups.
-        before: batch -> batch, ahead of `credit`: what changes the rewards themselves.
-        surrogate: per-token policy loss.
-        aggregate: per-token losses -> scalar.
-        regularisers: further per-token losses.
-        corrections: batch -> batch, in order: weights and selections. Once per optimizer step,
-            before micro-batches.
-        turn_weights: weights of named process rewards (`Score.turns`); a name that is missing
-            counts 0.
-        negative_weight: negative advantages are multiplied by it; 1 is the algorithm as its paper
-            has it. Less makes large learning rates safe, at a price: the baseline no longer
-            cancels, so the estimator is biased towards repeating what worked (at 0 it is
-            fine-tuning on the better half of every group).
-        filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics
-            still count them.
-        refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic
-            sampling); metrics of rollouts are of the round's own tasks alone, so choosing does not
-            colour them.
-        epochs: how often a round's episodes are gone through.
-        kl_budget: nats per token that the policy may move in one round; what is left of the round
-            is then skipped.
-        kl_target: nats per token that a round should move the policy by: `anchor_kl_coef` follows
-            (`AdaptiveKL`), and the regularisers must have it; inf: it stays as it is.
-        entropy_target: entropy in nats per token that the policy should keep: `entropy_coef`
-            follows (`AdaptiveEntropy`), and the regularisers must have it; inf: it stays as it is.
-        reset_every: rounds after which the reference becomes the present policy and the optimizer
-            forgets (ProRL); 0: never.
-        critic: of a recipe whose credit reads values; elsewhere nothing reads it.
-    """
-
-    name: str
-    paper: str
-    credit: tuple[Step, ...]
-    surrogate: Term
-    aggregate: Aggregate
-    regularisers: tuple[Term, ...] = ()
-    corrections: tuple[Step, ...] = ()
-    before: tuple[Step, ...] = ()
-    turn_weights: Mapping[str, float] = field(default_factory=dict)
-    negative_weight: float = 1.0
-    filter_groups: bool = False
-    refill: bool = False
-    epochs: int = 1
-    kl_budget: float = math.inf
-    kl_target: float = math.inf
-    entropy_target: float = math.inf
-    reset_every: int = 0
-    critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
-
-    def __post_init__(self) -> None:
-        if not (_is_number(self.negative_weight) and 0 <= self.negative_weight <= 1):
-            raise ConfigError(f"negative_weight={self.negative_weight!r} must be from 0 to 1")
-        for name in ("filter_groups", "refill"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
-        for name, least in (("epochs", 1), ("reset_every", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
-        for name in ("kl_budget", *TARGETS):
-            value = getattr(self, name)
-            if not (_is_number(value) and value > 0):
-                raise ConfigError(f"{name}={value!r} must be a positive number of nats per token")
-        self.rules()  # a target that has nothing to move says so here
-        weights = self.turn_weights
-        if not (
-            isinstance(weights, Mapping)
-            and all(_is_number(one) and abs(one) < math.inf for one in weights.values())
-        ):
-            raise ConfigError(
-                f"turn_weights={weights!r} must be a table of numbers by name, as in {{format ="
-                " 0.1}"
-            )
-
-    @cached_property
-    def loss(self) -> PolicyLoss:
-        """Policy output and batch -> scalar and metrics."""
-        return PolicyLoss(self.surrogate, self.aggregate, self.regularisers)
-
-    @cached_property
-    def needs(self) -> frozenset[Need]:
-        """What a run must compute for the parts."""
-        return frozenset(chain.from_iterable(needs_of(part) for part in self._parts()))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Name -> value of every option of every part."""
-        return {name: value for part in self._parts() for name, value in options(part).items()}
-
-    def rules(self) -> dict[str, Rule]:
-        """Option -> the rule by which it moves after a round, with its value now; empty where
-        nothing adapts.
-        """
-        return rules_of(self.options, {name: getattr(self, name) for name in TARGETS})
-
-    def moved(self, coefficients: Mapping[str, float]) -> Recipe:
-        """The recipe with these values of the options that adapt; other options are left alone."""
-        return _configured(
-            self, {name: coefficients[name] for name in self.rules() if name in coefficients}
-        )
-
-    def refuse_group_size(self, group_size: int) -> None:
-        """Raise ConfigError where groups of this size cannot teach this recipe anything."""
-        if group_size == 1 and "group" in self.needs:
-            raise ConfigError(
-                f"group_size=1 gives every episode advantage 0 in recipe {self.name}: use at"
-                " least 2"
-            )
-        if group_size <= (best_of := self.options.get("pass_k", 0)):
-            raise ConfigError(
-                f"pass_k={best_of} needs groups of more than {best_of}, not group_size={group_size}"
-            )
-        if group_size == 1 and self.refill:
-            raise ConfigError(
-                "refill=true looks for groups whose rewards differ, and group_size=1 has none: use"
-                " at least 2"
-            )
-
-    def advantage(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with its advantages."""
-        for step in (*self.before, *self.credit):
-            batch = step(batch)
-        if self.filter_groups or self.refill:
-            batch = groups_with_signal(batch)
-        weighed_BT = batch.advantages_BT * self.negative_weight
-        return replace(
-            batch,
-            advantages_BT=torch.where(batch.advantages_BT < 0, weighed_BT, batch.advantages_BT),
-        )
-
-    def correct(self, batch: TokenBatch) -> TokenBatch:
-        """The batch of one optimizer step with its weights and selections."""
-        for step in self.corrections:
-            batch = step(batch)
-        return batch
-
-    def _parts(self) -> tuple[Callable[..., Any], ...]:
-        return (
-            *self.before,
-            *self.credit,
-            self.surrogate,
-            self.aggregate,
-            *self.regularisers,
-            *self.corrections,
-        )
-
-
-over_groups = partial(Lifted, group_advantages)
-"""Lift a group form (`rewards_G -> advantages_G`) to a credit step."""
+SURROGATES: dict[str, Term] = {
+    part.__name__: part
+    for part in (
+        policy_gradient,
+        importance_weighted,
+        ppo_clip,
+        ppo_dual_clip,
+        cispo,
+        sapo,
+        topr_token,
+        dppo_tv,
+        dppo_kl,
+        dppo_topk_tv,
+        dppo_topk_kl,
+        gspo,
+        gspo_token,
+        gmpo,
+        topr,
+        vespo,
+    )
+}
+"""Surrogates that any recipe takes on by `surrogate = name`; `simko` needs a selection besides."""
 
 by_length = Lifted(group_advantages_by_length, opo)
 
@@ -279,6 +145,7 @@ _TABLE = (
     Recipe("mgpo", f"{ARXIV}/2511.06221", (over_groups(mgpo),), ppo_clip, by_episode),
     Recipe("pass_at_k", f"{ARXIV}/2505.15201", (over_groups(pass_at_k),), ppo_clip, by_constant),
     Recipe("gdpo", f"{ARXIV}/2601.05242", (gdpo,), ppo_clip, by_episode),
+    Recipe("otb", f"{ARXIV}/2602.07078", (optimal_baseline,), importance_weighted, by_episode_sum),
     # Another surrogate.
     Recipe("gspo", f"{ARXIV}/2507.18071", (over_groups(grpo),), gspo, by_episode),
     Recipe("luspo", f"{ARXIV}/2602.05261", (over_groups(grpo),), gspo, by_episode_sum),
@@ -333,6 +200,8 @@ _TABLE = (
         ppo_clip,
         by_token,
     ),
+    Recipe("turn_grpo", f"{ARXIV}/2505.11821", (turn_level,), ppo_clip, by_episode),
+    Recipe("turn_ppo", f"{ARXIV}/2512.17008", (turn_gae, whiten), ppo_clip, by_token),
     Recipe("gigpo", f"{ARXIV}/2505.10978", (gigpo,), ppo_clip, by_episode),
     Recipe("ppo", f"{ARXIV}/1707.06347", (gae, whiten), ppo_clip, by_token),
     Recipe(
@@ -405,8 +274,10 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
             value is out of range.
     """
     found = _from_file(name) if ".py:" in name else _named(name, RECIPES, "recipe")
-    if "aggregate" in settings:
-        found = replace(found, aggregate=_named(settings.pop("aggregate"), AGGREGATES, "aggregate"))
+    for place, table in (("surrogate", SURROGATES), ("aggregate", AGGREGATES)):
+        if place in settings:
+            chosen: dict[str, Any] = {place: _named(settings.pop(place), table, place)}
+            found = replace(found, **chosen)
     if "critic" in settings:
         found = replace(found, critic=_critic(found, settings.pop("critic")))
     if settings.get("entropy_target", math.inf) != math.inf and "entropy_coef" not in found.options:
@@ -418,7 +289,7 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         found = replace(found, **changed)
     for key in settings.keys() - found.options.keys() - set(_OWN):
         raise ConfigError(_no_setting(key, found))
-    found = _configured(found, settings)
+    found = found.with_options(settings)
     try_on_made_up(found, settings)
     return found
 
@@ -454,7 +325,7 @@ def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *_OWN, "aggregate", "critic"))
+    known = dict.fromkeys((*found.options, *addable, *_OWN, "surrogate", "aggregate", "critic"))
     others = [row.name for row in RECIPES.values() if key in row.options]
     hint = (
         f"it belongs to {', '.join(others)}"
@@ -464,21 +335,7 @@ def _no_setting(key: str, found: Recipe) -> str:
     return f"recipe {found.name} has no setting {key!r}: {hint} (known: {', '.join(known)})"
 
 
-def _configured(found: Recipe, settings: dict[str, Any]) -> Recipe:
-    """The recipe with its own settings and the options of its parts set."""
-    changed: dict[str, Any] = {}
-    for one in fields(found):
-        value = getattr(found, one.name)
-        if one.name in ADDABLE:
-            changed[one.name] = tuple(with_options(part, settings) for part in value)
-        elif one.name in ("surrogate", "aggregate"):
-            changed[one.name] = with_options(value, settings)
-        elif one.name in settings:
-            changed[one.name] = settings[one.name]
-    return replace(found, **changed)
-
-
-def _named(name: str, table: dict[str, Row], what: str) -> Row:
+def _named(name: str, table: Mapping[str, Row], what: str) -> Row:
     """The entry of that name."""
     if isinstance(name, str) and name in table:
         return table[name]

@@ -78,11 +78,6 @@ class Timeline:
         return _ends(self.episode_K)
 
     @cached_property
-    def position_N(self) -> Tensor:
-        """How many trained tokens of the episode came before."""
-        return _positions(self.episode_N)
-
-    @cached_property
     def position_K(self) -> Tensor:
         """How many turns of the episode came before."""
         return _positions(self.episode_K)

@@ -1,19 +1,13 @@
-"""Do sampler and trainer speak of the same distribution? Measured every step, judged by one pure
-function, named.
+"""The gap between sampler and trainer: measured every round, judged, and explained by its cause.
 
 The gap is |log π_trainer - log π_sampler| of sampled tokens before an update moves the trainer.
-Where it is too wide, `explain` tries what usually lies behind it on the trainer's own logits:
-another temperature, a truncated distribution (top-p, top-k), half precision. What no setting
-explains is other weights. `probe.py` finds weights that stayed behind.
 
 Letters: N tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,92 +19,31 @@ from agentrl.trainers.algorithms.losses import MAX_LOG_RATIO
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
 Cause = Literal[
-    "stale weights", "temperature", "top-p", "top-k", "precision", "other weights", "off-policy"
+    "stale weights", "temperature", "truncation", "precision", "other weights", "off-policy"
 ]
 
+STOP_GAP = 0.1
+"""Mean gap (nats per token) that stops a run whatever its cause."""
+WARN_EFFECTIVE = 0.5
+"""Effective sample size, as a share of the tokens, below which a run is warned."""
 HALF_PRECISION_SHARE = 1 / 32
-"""Mean gap, as a share of the standard deviation of a token's logits, that half precision can make.
-"""
-
-EXPLAINED = 0.1
-"""A setting explains a gap if with it at most this share of the gap is left."""
+"""Largest gap that half precision makes, as a share of the standard deviation of the logits."""
 
 
 class ParityError(TrainingError):
-    """Sampler and trainer disagree; the message names the cause. Nothing was trained on what they
-    disagree about.
-    """
+    """Sampler and trainer disagree, so nothing was trained; the message names the cause."""
 
 
-class Finding(NamedTuple):
-    """One disagreement: its cause, whether training must stop, and one sentence."""
+class Disagreement(NamedTuple):
+    """A cause, whether training must stop, and one sentence."""
 
     cause: Cause
     stops: bool
     message: str
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """From where on a disagreement is reported. Gaps are in nats per token.
-
-    Attributes:
-        warn_gap: mean gap to be explained; a gap that a wrong setting explains stops the run.
-        stop_gap: mean gap that stops the run whatever the cause.
-        warn_tail: 99th percentile of the gap.
-        warn_effective: effective sample size over tokens.
-    """
-
-    warn_gap: float = 1e-3
-    stop_gap: float = 0.1
-    warn_tail: float = 0.5
-    warn_effective: float = 0.5
-
-    @classmethod
-    def of(cls, model: Any) -> Thresholds:
-        """Those for the dtype that a model computes in: half precision alone makes gaps of a
-        hundredth.
-        """
-        dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
-        return cls() if dtype in (torch.float32, torch.float64) else cls(warn_gap=0.02)
-
-
-class Movement(NamedTuple):
-    """How far both moved on the same tokens since an earlier look (root mean squares, nats).
-
-    Attributes:
-        trainer: by how much the trainer's log-probabilities changed.
-        engine: by how much the engine's did; infinite where it draws other tokens from the start.
-        noise: how far apart both were at the earlier look.
-    """
-
-    trainer: float
-    engine: float
-    noise: float
-
-    @property
-    def is_conclusive(self) -> bool:
-        """Whether the trainer moved far enough to be told from rounding."""
-        return self.trainer > max(4 * self.noise, 1e-5)
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the trainer moved and the engine did not follow."""
-        return self.is_conclusive and self.engine < self.trainer / 2
-
-
-class Explanation(NamedTuple):
-    """A cause, the setting that it takes, and the mean gap that it leaves (nats per token)."""
-
-    cause: Cause
-    setting: str
-    left: float
-
-
 class Tokens(NamedTuple):
-    """Trained tokens of a (micro-)batch, detached: three log-probabilities of each, and the
-    correction's weight.
-    """
+    """Trained tokens of a (micro-)batch: three log-probabilities and the weight of each."""
 
     trainer_N: Tensor
     sampler_N: Tensor
@@ -121,9 +54,7 @@ class Tokens(NamedTuple):
 def check_sampling(sampling: Sampling, temperature: float) -> None:
     """Refuse a sampler whose distribution the scorer cannot have.
 
-    A truncated distribution (top-p, top-k, greedy) has log-probabilities that depend on which
-    tokens were cut, and engines do not return that; it also gives what was cut a probability of
-    zero, which no ratio survives.
+    Engines do not say which tokens top-p or top-k cut, and what was cut has probability 0.
 
     Raises:
         ConfigError: one sentence with the setting, its value and the fix.
@@ -146,9 +77,7 @@ def check_sampling(sampling: Sampling, temperature: float) -> None:
 
 
 def trained_tokens(output: PolicyOutput, batch: TokenBatch) -> Tokens:
-    """What gaps and ratios are made of; keep those of every micro-batch of a step, they are a few
-    bytes a token.
-    """
+    """What gaps and ratios are computed from, detached: 32 bytes for each trained token."""
     mask_BT = batch.mask_BT
     weights_BT = (
         torch.ones_like(batch.old_logprobs_BT) if batch.weights_BT is None else batch.weights_BT
@@ -158,18 +87,19 @@ def trained_tokens(output: PolicyOutput, batch: TokenBatch) -> Tokens:
 
 
 def gap_metrics(parts: Sequence[Tokens]) -> dict[str, float]:
-    """`parity/gap_mean`, `_p99`, `_max` (nats) and `parity/kl`: k3 of KL(sampler‖trainer). Nothing
-    for no tokens.
+    """`parity/gap_mean`, `_p99`, `_max` (nats) and `parity/kl`, k3 of KL(sampler‖trainer).
 
     Args:
         parts: of the first optimizer step after sampling; later ones also hold what training moved.
+
+    Returns:
+        nothing where there are no tokens.
     """
-    trainer_N, sampler_N = (
-        (torch.cat([part[index] for part in parts]) for index in (0, 1)) if parts else _NONE
-    )
-    if not len(trainer_N):
+    joined = _joined(parts)
+    if joined is None:
         return {}
-    gap_N, log_ratio_N = (trainer_N - sampler_N).abs(), trainer_N - sampler_N
+    log_ratio_N = joined.trainer_N - joined.sampler_N
+    gap_N = log_ratio_N.abs()
     kl_N = torch.expm1(log_ratio_N.clamp(max=MAX_LOG_RATIO)) - log_ratio_N
     return {
         "parity/gap_mean": float(gap_N.mean()),
@@ -180,17 +110,15 @@ def gap_metrics(parts: Sequence[Tokens]) -> dict[str, float]:
 
 
 def ratio_metrics(parts: Sequence[Tokens]) -> dict[str, float]:
-    """Quantiles of the ratio per token, and the effective sample size, before and after
-    corrections.
+    """Quantiles and effective sample size of the ratio, before and after corrections.
 
     Raw is π/π_sampler. Corrected is what a token's gradient is multiplied by before any clip: its
     weight times π/π_anchor; without corrections it is the raw one. Log-ratios are cut at ±20.
     """
-    if not parts or not sum(len(part.trainer_N) for part in parts):
+    joined = _joined(parts)
+    if joined is None:
         return {}
-    trainer_N, sampler_N, anchor_N, weights_N = (
-        torch.cat(column) for column in zip(*parts, strict=True)
-    )
+    trainer_N, sampler_N, anchor_N, weights_N = joined
     ratios = {
         "raw": (trainer_N - sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
         "corrected": (trainer_N - anchor_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * weights_N,
@@ -203,9 +131,15 @@ def ratio_metrics(parts: Sequence[Tokens]) -> dict[str, float]:
     return metrics
 
 
+def _joined(parts: Sequence[Tokens]) -> Tokens | None:
+    """All tokens of the parts; None where there are none."""
+    if not sum(len(part.trainer_N) for part in parts):
+        return None
+    return Tokens(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
 def effective_share(weights_N: Tensor) -> float:
-    """Kish's effective sample size over the sample size, (Σw)²/(NΣw²): 1 for equal weights, 0 if
-    none is left.
+    """Kish's effective sample size over the sample size, (Σw)²/(NΣw²); 0 if no weight is left.
 
     Kish, Survey Sampling, 1965; the formula is at https://en.wikipedia.org/wiki/Effective_sample_size.
     """
@@ -218,123 +152,45 @@ def quantile(values_N: Tensor, share: float) -> float:
     return float(values_N.sort().values[round(share * (len(values_N) - 1))])
 
 
-def check(
-    metrics: dict[str, float],
-    thresholds: Thresholds,
-    explanations: Sequence[Explanation] = (),
-    movement: Movement | None = None,
-) -> tuple[Finding, ...]:
-    """All disagreements, worst first; empty where sampler and trainer agree.
-
-    Args:
-        metrics: of `gap_metrics` and `ratio_metrics`; what is missing is not judged.
-        explanations: of `explain`, for a gap that is too wide.
-        movement: of the probe.
-    """
-    found = []
-    if movement is not None and movement.is_stale:
-        found.append(
-            Finding(
-                "stale weights",
-                True,
-                "stale weights: the trainer's log-probabilities of a fixed prompt moved by"
-                f" {movement.trainer:.2g} nats and the engine's by {movement.engine:.2g}: the"
-                " engine still samples with older weights",
-            )
-        )
-    gap = metrics.get("parity/gap_mean", 0.0)
-    if not gap <= thresholds.warn_gap:
-        found.append(_judge(gap, thresholds, explanations))
-    elif (tail := metrics.get("parity/gap_p99", 0.0)) > thresholds.warn_tail:
-        said = f"one token in a hundred is {tail:.2g} nats apart in sampler and trainer"
-        found.append(
-            Finding("precision", False, f"precision: {said}: score and sample in one precision")
-        )
-    effective = metrics.get("ratio/corrected_effective", 1.0)
-    if effective < thresholds.warn_effective:
-        said = f"{effective:.0%} of the tokens carry all of the weight"
-        found.append(Finding("off-policy", False, f"off-policy: {said}: train on fresher samples"))
-    return tuple(sorted(found, key=lambda finding: not finding.stops))
+def largest_gap(model: Any) -> float:
+    """Mean gap (nats per token) that needs no explanation in the dtype that a model computes in."""
+    dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.02
 
 
-def enforce(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that only warn.
-
-    Raises:
-        ParityError: one of them stops the run.
-    """
-    for finding in findings:
-        if finding.stops:
-            raise ParityError(finding.message)
-    return tuple(findings)
-
-
-def _judge(gap: float, thresholds: Thresholds, explanations: Sequence[Explanation]) -> Finding:
-    """Name the cause of a gap."""
-    words = f"sampler and trainer disagree by {gap:.3g} nats per token"
-    fitting = [one for one in explanations if one.left <= EXPLAINED * gap]
-    settings = [one for one in fitting if one.cause != "precision"]
-    if settings and len(settings) == len(fitting):
-        best = min(settings, key=lambda one: one.left)
-        return Finding(
-            best.cause,
-            True,
-            f"{best.cause}: {words}, and would not with {best.setting} in the trainer",
-        )
-    stops = not gap <= thresholds.stop_gap
-    if any(one.cause == "precision" for one in explanations):
-        return Finding(
-            "precision",
-            stops,
-            f"precision: {words}, as half precision makes: sample in the trainer's dtype",
-        )
-    advice = "load the trainer's weights into the engine"
-    return Finding(
-        "other weights", stops, f"other weights: {words}, which no setting explains: {advice}"
-    )
-
-
-# Why a gap is there
-
-
-@torch.no_grad()
-def explain(
-    model: Any, batch: TokenBatch, temperature: float, at_most: int = 128
-) -> tuple[Explanation, ...]:
-    """Try the usual causes on the first trained tokens of a batch; call it only where a gap is too
-    wide.
+def judge_gap(
+    model: Any, batch: TokenBatch, metrics: dict[str, float], temperature: float
+) -> list[Disagreement]:
+    """What is wrong with a gap: nothing, or its likeliest cause.
 
     Args:
         model: a Hugging Face causal language model with the weights that sampling should have used.
         batch: sampled tokens with the sampler's log-probabilities.
+        metrics: of `gap_metrics`; an absent gap is not judged.
         temperature: of the scorer.
-        at_most: tokens that are looked at; their logits exist at once.
     """
-    logits, targets, sampler = list[Tensor](), list[Tensor](), list[Tensor]()
-    for ids_T, mask_T, old_T in zip(
-        batch.ids_BT, batch.mask_BT, batch.old_logprobs_BT, strict=True
-    ):
-        if (left := at_most - sum(map(len, targets))) > 0 and mask_T.any():
-            places_N = mask_T.nonzero()[:left, 0]
-            row = ids_T[None, : int(places_N[-1])].to(model.device)
-            logits.append(
-                model(
-                    input_ids=row, logits_to_keep=(places_N - 1).to(model.device), use_cache=False
-                ).logits[0]
-            )
-            targets.append(ids_T[places_N].to(model.device))
-            sampler.append(old_T[places_N].to(model.device))
-    if not targets:
-        return ()
-    return explanations(
-        torch.cat(logits).float(), torch.cat(targets), torch.cat(sampler).double(), temperature
-    )
+    gap = metrics.get("parity/gap_mean", 0.0)
+    if gap <= largest_gap(model):
+        return []
+    cause, why = explain(*first_logits(model, batch), temperature)
+    stops = cause in ("temperature", "truncation") or not gap <= STOP_GAP
+    said = f"{cause}: sampler and trainer disagree by {gap:.3g} nats per token"
+    return [Disagreement(cause, stops, f"{said}; {why}")]
 
 
-def explanations(
+def judge_ratios(metrics: dict[str, float]) -> list[Disagreement]:
+    """Whether few tokens carry all the weight in `ratio_metrics`."""
+    effective = metrics.get("ratio/corrected_effective", 1.0)
+    if effective >= WARN_EFFECTIVE:
+        return []
+    said = f"off-policy: {effective:.0%} of the tokens carry all of the weight"
+    return [Disagreement("off-policy", False, f"{said}: train on fresher samples")]
+
+
+def explain(
     logits_NV: Tensor, targets_N: Tensor, sampler_N: Tensor, temperature: float
-) -> tuple[Explanation, ...]:
-    """What temperature, top-k, top-p and half precision each leave of a gap, at their best values.
+) -> tuple[Cause, str]:
+    """The likeliest cause of a gap, and what to do about it.
 
     Args:
         logits_NV: of the trainer, before temperature.
@@ -343,57 +199,46 @@ def explanations(
         temperature: of the scorer.
     """
 
-    def left(logprobs_N: Tensor) -> float:
-        return float((logprobs_N - sampler_N).abs().mean())
+    def distances_N(warmth: float) -> Tensor:
+        logprobs_NV = (logits_NV / warmth).log_softmax(-1)
+        return sampler_N - logprobs_NV.gather(-1, targets_N[:, None])[:, 0].double()
 
-    def at(warmth: float) -> float:
-        return left(_of(targets_N, (logits_NV / warmth).log_softmax(-1)))
+    def left(warmth: float) -> float:
+        return float(distances_N(warmth).abs().mean())
 
-    logprobs_NV = (logits_NV / temperature).log_softmax(-1)
-    whole_N = _of(targets_N, logprobs_NV)
-    warmth = _lowest(at, temperature)
-    found = [Explanation("temperature", f"temperature={warmth:.3g}", at(warmth))]
-    if left(whole_N) <= HALF_PRECISION_SHARE * float(logits_NV.std(-1).mean()) / temperature:
-        found.append(
-            Explanation("precision", "half precision", left(whole_N))
-        )  # 0: the sampler read these very logits
-    sorted_NV, order_NV = logprobs_NV.double().sort(descending=True)
-    kept_NV = sorted_NV.exp().cumsum(-1)
-    rank_N1 = (order_NV == targets_N[:, None]).int().argmax(-1, keepdim=True)
-    mass_N = (
-        whole_N - sampler_N
-    ).exp()  # of the set that was sampled from, if it was a truncated one
-    top_k = int((kept_NV - mass_N[:, None]).abs().argmin(-1).median()) + 1
-    found.append(
-        Explanation("top-k", f"top_k={top_k}", left(whole_N - kept_NV[:, top_k - 1].log()))
-    )
-    top_p = float(mass_N.min()) * (1 - 1e-6)  # kept sets are the smallest with at least top_p
-    size_N1 = (kept_NV < top_p).sum(-1, keepdim=True).clamp(max=kept_NV.shape[-1] - 1)
-    fits = bool((rank_N1 <= size_N1).all()) and top_p < 1
-    if fits:
-        found.append(
-            Explanation(
-                "top-p",
-                f"top_p={top_p:.3g}",
-                left(whole_N - kept_NV.gather(-1, size_N1)[:, 0].log()),
-            )
+    gap, rounding = left(temperature), HALF_PRECISION_SHARE * float(logits_NV.std(-1).mean())
+    warmth = temperature
+    for width in (1, 0.1, 0.01):  # decades around the best so far
+        warmth = min((warmth * 10 ** (width * step / 10) for step in range(-10, 11)), key=left)
+    if gap > 1e-4 and left(warmth) < gap / 10:
+        return "temperature", f"they would agree at temperature={warmth:.2g} in the trainer"
+    if gap > 1e-4 and len(sampler_N) >= 16 and bool((distances_N(temperature) > -1e-4).all()):
+        return (
+            "truncation",
+            "no token was less likely in the sampler: switch its top-p and top-k off",
         )
-    return tuple(found)
+    if gap <= rounding / temperature:
+        return "precision", "half precision makes such gaps: sample in the trainer's dtype"
+    return "other weights", "no setting explains it: load the trainer's weights into the engine"
 
 
-def _of(targets_N: Tensor, logprobs_NV: Tensor) -> Tensor:
-    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0].double()
-
-
-def _lowest(value: Callable[[float], float], near: float) -> float:
-    """Where a function of a temperature is lowest: a grid over two decades around `near`, refined
-    twice.
-    """
-    spread, centre = math.log(10.0), math.log(near)
-    for _ in range(3):
-        grid = [centre + spread * (index / 10 - 1) for index in range(21)]
-        centre, spread = min(grid, key=lambda log: value(math.exp(log))), spread / 10
-    return math.exp(centre)
-
-
-_NONE = (torch.zeros(0), torch.zeros(0))
+@torch.no_grad()
+def first_logits(
+    model: Any, batch: TokenBatch, at_most: int = 128
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The trainer's logits, the ids and the sampler's log-probabilities of the first tokens."""
+    found = list[tuple[Tensor, Tensor, Tensor]]()
+    for ids_T, mask_T, old_T in zip(
+        batch.ids_BT, batch.mask_BT, batch.old_logprobs_BT, strict=True
+    ):
+        places_N = mask_T.nonzero()[: at_most - sum(len(one[1]) for one in found), 0]
+        if len(places_N):
+            row, before_N = ids_T[None, : int(places_N[-1])], places_N - 1
+            said = model(
+                input_ids=row.to(model.device),
+                logits_to_keep=before_N.to(model.device),
+                use_cache=False,
+            )
+            found.append((said.logits[0].float(), ids_T[places_N], old_T[places_N].double()))
+    logits_NV, ids_N, sampler_N = (torch.cat(column) for column in zip(*found, strict=True))
+    return logits_NV, ids_N.to(logits_NV.device), sampler_N.to(logits_NV.device)

@@ -25,7 +25,7 @@ class Tracker(Protocol):
     """Shows metrics somewhere."""
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
-        """Take the metrics of one step; steps rise, but for those that a resumed run plays again."""
+        """Take the metrics of one step; steps rise, except where a resumed run repeats some."""
         ...
 
     def close(self) -> None:

@@ -1,29 +1,42 @@
-"""What a run keeps an eye on: that sampler and trainer agree, prompts that came again, and what
-people should read.
+"""Watches a run: does the engine sample with the trainer's weights, and what should people read?
+
+After every load the engine answers the same prompt with the same seeds, by the ordinary `generate`,
+and the trainer scores its answers. Both must agree, and the engine must have moved where the
+trainer moved: one that keeps older weights, or a prefix cache made with them, answers as before.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.engines.base import Engine, Sampling
+import torch
+from torch import Tensor
+
+from agentrl.engines.base import Engine, Generation, Sampling
 from agentrl.records.files import EpisodeWriter, read_episodes
 from agentrl.rollout.rollouts import Rollouts
-from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
+from agentrl.trainers.models.scoring import frozen_logprobs
 from agentrl.trainers.observe.metrics import prompt_of, repeat_metrics, to_read
 from agentrl.trainers.observe.parity import (
-    Finding,
-    Thresholds,
-    check,
+    Disagreement,
+    ParityError,
     check_sampling,
-    enforce,
-    explain,
+    gap_metrics,
+    judge_gap,
+    judge_ratios,
+    trained_tokens,
 )
-from agentrl.trainers.observe.probe import Probe
-from agentrl.trajectory import Group
+from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
+from agentrl.types import EndReason, Score, TaskView
+
+ANSWERS, ANSWER_TOKENS = 4, 16
+"""How many answers the probe compares, and their length."""
 
 
 class Watch:
@@ -52,15 +65,13 @@ class Watch:
     ) -> None:
         check_sampling(sampling, sampling.temperature)
         self._model, self._engine, self._rollouts, self._listen = model, engine, rollouts, listen
-        self._temperature = sampling.temperature
-        self._probe = Probe(prompt_ids, sampling.temperature)
+        self._prompt_ids, self._temperature = tuple(prompt_ids), sampling.temperature
+        self._before: Look | None = None
         self._seen: set[str] = set()
         self._said: set[str] = set()
 
     def open(self, folder: Path, played: Path, step: int, parts: ExitStack) -> None:
-        """Open the files for readers, look at the engine for the first time, and remember what was
-        played before.
-        """
+        """Open the files for readers, remember the prompts played before, and probe the engine."""
         self._samples = {
             kind: parts.enter_context(EpisodeWriter(folder / "samples" / f"{kind}.jsonl"))
             for kind in ("top", "random")
@@ -75,33 +86,50 @@ class Watch:
         self.confirm(step)
 
     def confirm(self, version: int) -> dict[str, float]:
-        """Ask the probe's prompt after a load: the engine must agree with the trainer, and have
-        moved with it.
+        """Probe the engine after a load: `parity/probe_gap`, `_moved` and `_followed`.
+
+        Looks are compared with the last one from which the trainer has measurably moved, so that
+        steps too small to be told from rounding add up until they can be.
 
         Raises:
-            ParityError: it has not.
+            ParityError: the engine samples with other weights.
         """
-        report = self._probe.read(
-            self._model, self._rollouts.run(self._probe.ask(self._engine)), version
-        )
-        self._warn(report.findings)
-        return dict(report.metrics)
+        answers = self._rollouts.run(self._ask())
+        batch = _packed(self._prompt_ids, answers)
+        now = Look(batch, _scores(self._model, batch, self._temperature))
+        gap = gap_metrics([trained_tokens(PolicyOutput(now.trainer_BT), batch)])
+        metrics, found = {"parity/probe_gap": gap["parity/gap_mean"]}, list[Disagreement]()
+        if said := sorted({answer.version for answer in answers} - {version}):
+            found.append(_stale(f"it samples with version {said[0]} after {version} was loaded"))
+        if (before := self._before) is not None:
+            trainer_BT = _scores(self._model, before.batch, self._temperature)
+            trainer, engine, noise = moved(before, trainer_BT, now)
+            metrics["parity/probe_moved"] = trainer
+            if trainer <= max(4 * noise, 1e-5):
+                now = before
+            elif engine < float("inf"):
+                metrics["parity/probe_followed"] = engine / trainer
+                if engine < trainer / 2:
+                    words = (
+                        f"the trainer moved by {trainer:.2g} nats and the engine by {engine:.2g}"
+                    )
+                    found.append(_stale(f"on a fixed prompt {words}"))
+        self._before = now
+        self._report([*found, *judge_gap(self._model, batch, gap, self._temperature)])
+        return metrics
 
     def agree(self, gap: dict[str, float], mini: TokenBatch) -> dict[str, float]:
         """Judge the gap between sampler and trainer before a round's first update; the same gap.
 
         Raises:
-            ParityError: it is too wide; the message says why.
+            ParityError: it is too wide; the message names the likeliest cause.
         """
-        thresholds = Thresholds.of(self._model)
-        wide = not gap.get("parity/gap_mean", 0.0) <= thresholds.warn_gap
-        causes = explain(self._model, mini, self._temperature) if wide else ()
-        self._warn(check(gap, thresholds, causes))
+        self._report(judge_gap(self._model, mini, gap, self._temperature))
         return gap
 
     def effective(self, ratios: dict[str, float]) -> dict[str, float]:
         """Warn where few tokens carry all the weight; the same metrics."""
-        self._warn(check(ratios, Thresholds()))
+        self._report(judge_ratios(ratios))
         return ratios
 
     def noticed(self, groups: Sequence[Group], seed: int) -> dict[str, float]:
@@ -113,9 +141,81 @@ class Watch:
                 self._samples[kind].write(episode)
         return metrics
 
-    def _warn(self, findings: Sequence[Finding]) -> None:
-        """Raise what stops the run; say the rest, each cause once."""
-        for finding in enforce(findings):
-            if finding.cause not in self._said:
-                self._said.add(finding.cause)
-                self._listen("warning", finding.message)
+    async def _ask(self) -> tuple[Generation, ...]:
+        sampling = Sampling(temperature=self._temperature, max_tokens=ANSWER_TOKENS)
+        asked = (
+            self._engine.generate(self._prompt_ids, sampling, seed=seed) for seed in range(ANSWERS)
+        )
+        return tuple(await asyncio.gather(*asked))
+
+    def _report(self, found: Sequence[Disagreement]) -> None:
+        """Raise what stops the run; tell the rest, each cause once."""
+        for one in sorted(found, key=lambda one: not one.stops):
+            if one.stops:
+                raise ParityError(one.message)
+            if one.cause not in self._said:
+                self._said.add(one.cause)
+                self._listen("warning", one.message)
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """The engine's answers with its log-probabilities (`old_logprobs_BT`), and the trainer's."""
+
+    batch: TokenBatch
+    trainer_BT: Tensor
+
+
+def moved(before: Look, trainer_BT: Tensor, now: Look) -> tuple[float, float, float]:
+    """How far trainer and engine moved on the tokens that both looks have in common.
+
+    Args:
+        trainer_BT: what the trainer now says of the tokens of the earlier look.
+
+    Returns:
+        root mean squares (nats): of the trainer's change; of the engine's, infinite where it draws
+        other tokens from the start; of the distance between both at the earlier look.
+    """
+    width = min(before.batch.ids_BT.shape[1], now.batch.ids_BT.shape[1])
+    same_BT = before.batch.ids_BT[:, :width] == now.batch.ids_BT[:, :width]
+    both_BT = before.batch.mask_BT[:, :width] & now.batch.mask_BT[:, :width]
+    # Behind the first token that differs, the same id stands in another context.
+    common_BT = both_BT & same_BT.int().cumprod(1).bool()
+    mask_BT, engine = before.batch.mask_BT, float("inf")
+    if common_BT.any():
+        change_BT = now.batch.old_logprobs_BT[:, :width] - before.batch.old_logprobs_BT[:, :width]
+        engine = _rms(change_BT[common_BT])
+        mask_BT = torch.nn.functional.pad(common_BT, (0, mask_BT.shape[1] - width))
+    trainer = _rms((trainer_BT - before.trainer_BT)[mask_BT])
+    noise = _rms((before.batch.old_logprobs_BT - before.trainer_BT)[before.batch.mask_BT])
+    return trainer, engine, noise
+
+
+def _packed(prompt_ids: Sequence[int], answers: Sequence[Generation]) -> TokenBatch:
+    """The answers as rows, made as those of every episode are."""
+    prompt, task = Segment.prompt(prompt_ids), TaskView(id="probe", instruction="probe")
+    episodes = list[Episode]()
+    for index, one in enumerate(answers):
+        sampled = Segment.sampled(one.ids, one.logprobs, one.version, one.finish)
+        key, told = EpisodeKey("probe", 0, "probe", index), (Trajectory((prompt, sampled)),)
+        episodes.append(Episode(key, "probe", task, "", (), EndReason.ANSWERED, Score(0.0), told))
+    return pack([Group(tuple(episodes))], pad_id=0)
+
+
+def _scores(model: Any, batch: TokenBatch, temperature: float) -> Tensor:
+    """Log-probabilities as updates compute them, without dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        return frozen_logprobs(model, batch.to(model.device), temperature).to(batch.mask_BT.device)
+    finally:
+        model.train(was_training)
+
+
+def _stale(why: str) -> Disagreement:
+    said = f"stale weights: the engine keeps older weights: {why}: load it after every update"
+    return Disagreement("stale weights", True, said)
+
+
+def _rms(values_N: Tensor) -> float:
+    return float(values_N.double().square().mean().sqrt())

@@ -9,7 +9,7 @@ from agentrl.curriculum.source import TaskSource
 from agentrl.policies.base import Policy
 from agentrl.rollout.rollouts import Sampler
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
-from agentrl.trainers.algorithms.recipes import Recipe
+from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trajectory import Group
 from agentrl.types import Task

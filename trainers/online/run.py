@@ -21,6 +21,7 @@ from agentrl.policies.base import TokenPolicy
 from agentrl.registry import factory
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
+from agentrl.runner import pool_for
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
 from agentrl.trainers.models.weights import sampling_copy
@@ -170,7 +171,7 @@ class Run:
         setting = Setting(
             make=make,
             policy=TokenPolicy(engine, self.chat, sampling),
-            pool=env.open_pool(config.sandbox, concurrency),
+            pool=pool_for(env, config.sandbox, concurrency),
             run=self.folder.path.name,
             seed=config.seed,
             deterministic=config.deterministic,

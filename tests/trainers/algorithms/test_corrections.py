@@ -18,8 +18,6 @@ from agentrl.trainers.algorithms.corrections import (
     decay_stale,
     drop_overlong,
     drop_stale,
-    effective_sample_size,
-    loglinear_proximal,
     masked_is,
     policy_ratio,
     reject_off_policy,
@@ -34,7 +32,8 @@ from agentrl.trainers.algorithms.losses import (
     ppo_clip,
 )
 from agentrl.trainers.algorithms.parts import needs_of, options, with_options
-from agentrl.trainers.algorithms.recipes import Recipe, recipe
+from agentrl.trainers.algorithms.recipe import Recipe
+from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.algorithms.selections import (
     clip_cov,
     covariance,
@@ -43,6 +42,7 @@ from agentrl.trainers.algorithms.selections import (
     train_high_entropy,
 )
 from agentrl.trainers.batch import PolicyOutput, pack
+from agentrl.trainers.observe.parity import effective_share
 
 SAMPLER = torch.tensor([[-1.3, -0.4, -1.6, -0.5], [-0.5, -1.5, -0.2, -2.1]], dtype=torch.float64)
 
@@ -104,14 +104,7 @@ def test_weights_multiply_and_denominators_stay():
     _, metrics = PolicyLoss(ppo_clip, by_token)(PolicyOutput(Golden.logprobs), both)
     assert metrics["rejected"] == pytest.approx(3 / 5)
     share = metrics["weight"] ** 2 / metrics["weight_square"]
-    assert share * 5 == pytest.approx(float(effective_sample_size(both.weights_BT[Golden.mask])))
-
-
-def test_effective_sample_size():
-    assert float(effective_sample_size(torch.full((7,), 0.3))) == pytest.approx(7)
-    assert float(effective_sample_size(torch.tensor([0.0, 2.0, 0.0]))) == 1
-    assert float(effective_sample_size(torch.tensor([3.0, 1.0]))) == pytest.approx(1.6)
-    assert float(effective_sample_size(torch.zeros(3))) == 0
+    assert share == pytest.approx(effective_share(both.weights_BT[Golden.mask]))
 
 
 def test_overlong_episodes():
@@ -164,8 +157,6 @@ def test_options_reach_the_parts():
     step = with_options(truncated_is, {"tis_high": math.inf, "clip_low": 0.1})
     assert options(step)["tis_high"] == math.inf
     assert needs_of(step) == {"proximal"}
-    surrogate = with_options(loglinear_proximal(ppo_clip), {"clip_low": 0.1})
-    assert options(surrogate) == {"clip_low": 0.1, "clip_high": 0.2}
 
 
 # --- exact expectations: 25 trajectories of one policy, sampled from another
@@ -275,33 +266,6 @@ def test_decoupled_ratio_times_weight_is_the_whole_ratio():
         torch.autograd.grad(value, logprobs_BT, retain_graph=True)[0] for value in (loss, plain)
     ]
     assert torch.allclose(*pairs, atol=1e-12)
-
-
-def test_loglinear_proximal_is_exact_where_the_policy_moves_on_a_line():
-    ages_BT = torch.randint(0, 5, (6, 9), generator=torch.Generator().manual_seed(3))
-    batch = replace(
-        random_batch(), proximal_logprobs_BT=None, version_BT=(9 - ages_BT).int(), version=9
-    )
-    step_BT = 0.05 * torch.randn(
-        ages_BT.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
-    )
-    logprobs_BT = (batch.old_logprobs_BT + (ages_BT + 1) * step_BT).requires_grad_()
-    known = replace(batch, proximal_logprobs_BT=batch.old_logprobs_BT + ages_BT * step_BT)
-    clip = partial(ppo_clip, clip_low=0.03, clip_high=0.05)
-    exact, _ = PolicyLoss(clip, by_token)(
-        PolicyOutput(logprobs_BT), truncated_is(known, tis_high=math.inf)
-    )
-    proxy, _ = PolicyLoss(loglinear_proximal(clip), by_token)(PolicyOutput(logprobs_BT), batch)
-    assert float(proxy.detach()) == pytest.approx(float(exact.detach()), abs=1e-12)
-    pairs = [
-        torch.autograd.grad(value, logprobs_BT, retain_graph=True)[0] for value in (exact, proxy)
-    ]
-    assert torch.allclose(*pairs, atol=1e-12)
-    assert (pairs[0] != 0).any()
-    fresh = replace(batch, version_BT=torch.full_like(batch.version_BT, 9))
-    plain, _ = PolicyLoss(clip, by_token)(PolicyOutput(logprobs_BT), fresh)
-    same, _ = PolicyLoss(loglinear_proximal(clip), by_token)(PolicyOutput(logprobs_BT), fresh)
-    assert float(same.detach()) == pytest.approx(float(plain.detach()), abs=1e-12)
 
 
 # --- selections

@@ -12,15 +12,12 @@ from functools import partial
 import pytest
 import torch
 from credit_cases import CHECKS, STEPS, furnished, one_row, packed, per_episode
-from hypothesis import given
-from hypothesis import strategies as st
 from trainer_cases import branch, episode, group
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.advantages import grpo
 from agentrl.trainers.algorithms.credit import (
     entropy_shaped,
-    fork_advantages,
     gae,
     gigpo,
     kl_in_reward,
@@ -30,7 +27,6 @@ from agentrl.trainers.algorithms.credit import (
     turn_gae,
     turn_level,
     whiten,
-    with_turn_advantages,
 )
 from agentrl.trainers.algorithms.parts import needs_of
 from agentrl.trainers.algorithms.timeline import Timeline
@@ -227,30 +223,6 @@ def test_the_optimal_baseline_survives_certainty():
     assert per_episode(sure, optimal_baseline(sure).advantages_BT)[0] == pytest.approx([0.75] * 2)
 
 
-def test_fork_values():
-    outcomes = [[1.0, 0.0, 0.0, 0.0], [1.0, None, 0.0], [1.0], [1.0]]
-    assert fork_advantages(outcomes) == pytest.approx([0.25, 0.5, 0.0])
-    assert fork_advantages([[0.5], [None, None], [], [1.0]]) == (None, None, None)
-    assert fork_advantages([[1.0]]) == ()
-
-
-@given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=4), min_size=1, max_size=5))
-def test_fork_advantages_sum_to_what_the_episode_changed(outcomes):
-    total = sum(fork_advantages(outcomes))
-    expected = sum(outcomes[-1]) / len(outcomes[-1]) - sum(outcomes[0]) / len(outcomes[0])
-    assert total == pytest.approx(expected, abs=1e-9)
-
-
-def test_turn_advantages_reach_their_tokens():
-    batch = packed([[(((1, 1), (2, 1)), 1.0), (((2, 1),), 0.0)]], cuts={(0, 0)})
-    found = with_turn_advantages(batch, [[0.5, -0.25], [None]])
-    assert per_episode(batch, found.advantages_BT) == [[0.5, -0.25, -0.25], [0.0, 0.0]]
-    with pytest.raises(
-        ValueError, match=r"have \[2, 1\] turns that train, but advantages are for \[1, 1\]"
-    ):
-        with_turn_advantages(batch, [[0.5], [0.5]])
-
-
 def test_kl_is_paid_where_it_arises():
     batch = one_row([0.0, 0.3, 0.0], mask=[1, 0, 1])
     batch = replace(
@@ -391,6 +363,4 @@ def test_the_line_of_time_follows_rows_whatever_lies_between_them():
         line = Timeline.of(one)
         assert line.episode_N.tolist() == [0, 0, 0, 1, 1, 1]
         assert line.read(one.ids_BT).tolist() == line.read(one.ids_BT).sort().values.tolist()
-        assert (
-            line.position_K.tolist() == [0, 1, 0, 1] and line.position_N.tolist() == [0, 1, 2] * 2
-        )
+        assert line.position_K.tolist() == [0, 1, 0, 1]

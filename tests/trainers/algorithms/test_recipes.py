@@ -24,7 +24,8 @@ from recipe_checks import (
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.made_up import made_up
 from agentrl.trainers.algorithms.parts import name_of, options
-from agentrl.trainers.algorithms.recipes import ADDABLE, RECIPES, Recipe, recipe
+from agentrl.trainers.algorithms.recipe import Recipe
+from agentrl.trainers.algorithms.recipes import ADDABLE, RECIPES, SURROGATES, recipe
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.models.distributed import idle
 from agentrl.trainers.online.loop import train
@@ -59,6 +60,7 @@ def test_only_statistics_of_the_whole_round_notice_that_it_is_there_twice():
         "reinforce++_baseline",
         "ppo",
         "ppo_penalty",
+        "turn_ppo",
     }
 
 
@@ -123,6 +125,11 @@ def test_every_row_says_where_it_is_defined_and_stands_in_the_docs(name):
     assert surrogate[0] == name_of(row.surrogate) and f"by_{aggregate[0]}" == name_of(row.aggregate)
     assert {name_of(part) for part in (*row.regularisers, *row.corrections)} <= set(besides)
     assert line.endswith(f"({row.paper}) |") and ("refill" in line) == row.refill
+
+
+def test_the_docs_name_every_surrogate_that_can_be_chosen():
+    table = PAGE.split("\n## Surrogates\n")[1].split("\n| aggregate |")[0]
+    assert set(re.findall(r"`([a-z_]+)`", table)) >= SURROGATES.keys()
 
 
 def test_the_docs_name_every_setting():

@@ -33,7 +33,6 @@ from agentrl.trainers.algorithms.advantages import (
 )
 from agentrl.trainers.algorithms.credit import (
     entropy_shaped,
-    fork_advantages,
     gae,
     gigpo,
     kl_in_reward,
@@ -288,18 +287,6 @@ def entropy_without_a_cap(batch):
     return replace(batch, advantages_BT=batch.advantages_BT + 0.4 * batch.entropy_BT)
 
 
-def check_forks_telescope(advantages):
-    """The advantages of all turns are what the episode changed, and a state that nobody scored is
-    no number.
-    """
-    assert sum(advantages([[0.0, 1.0], [1.0, None], [0.25]])) == pytest.approx(-0.25)
-    assert advantages([[0.5], [None], [1.0]]) == (None, None)
-
-
-def forks_with_failures_as_zero(outcomes):
-    return fork_advantages([[reward or 0.0 for reward in rewards] for rewards in outcomes])
-
-
 def check_short_episodes_have_lambda_zero(step):
     """1 - 1/(αl) is below 0 for short episodes; λ is not."""
     batch = one_row([0.0, 0.0], [0.25, 0.5], outcome=1.0)
@@ -385,7 +372,6 @@ CASES = [
     ),
     (check_long_turns_count_once, [turn_level, gigpo], [turn_level_over_tokens]),
     (check_no_sign_turns, [entropy_shaped], [entropy_without_a_cap]),
-    (check_forks_telescope, [fork_advantages], [forks_with_failures_as_zero]),
     (check_short_episodes_have_lambda_zero, [length_adaptive_gae], [length_adaptive_unclamped]),
 ]
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_cases import batch_of, branch, episode, group, quick
 
-from agentrl.trainers.algorithms.corrections import loglinear_proximal
 from agentrl.trainers.algorithms.losses import (
     PolicyLoss,
     by_constant,
@@ -181,14 +180,6 @@ LOSSES += [
     for ratio in (True, False)
 ]
 
-LOSSES.append(PolicyLoss(loglinear_proximal(wide), by_token))
-
-
-def loglinear_from_the_newest(output, batch):
-    """Age is measured from the newest token at hand instead of from the policy."""
-    newest = int(batch.version_BT.max())
-    return PolicyLoss(loglinear_proximal(wide), by_token)(output, replace(batch, version=newest))
-
 
 def kl_cov_by_selection(output, batch):
     """The term at the selected tokens by index, wherever they stand."""
@@ -239,8 +230,8 @@ CASES = [
     (check_masked_values_do_not_matter, LOSSES, [kl_cov_by_selection, entropy_bonus_of_the_width]),
     (
         check_micro_batches_add_up,
-        [*LOSSES[:3], LOSSES[-1]],
-        [kl_cov_of_the_mean_token, loglinear_from_the_newest],
+        LOSSES[:3],
+        [kl_cov_of_the_mean_token],
     ),
     (check_unit_is_that_of_the_advantage, LOSSES, [kl_cov_summed]),
 ]

@@ -1,12 +1,11 @@
-"""Sampler against trainer: a real engine that is stale, warm, truncated, half precise or perturbed
-is named as that.
+"""Sampler against trainer: an engine that is stale, warm, truncated, half precise or perturbed is
+named as that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import re
 from dataclasses import replace
 
 import pytest
@@ -19,24 +18,48 @@ from agentrl.errors import ConfigError
 from agentrl.trainers.batch import PolicyOutput
 from agentrl.trainers.models.loading import in_bfloat16
 from agentrl.trainers.models.weights import PolicyWeights
-from agentrl.trainers.observe import parity
-from agentrl.trainers.observe.parity import Finding, Movement, ParityError, Thresholds, Tokens
-from agentrl.trainers.observe.probe import Probe
+from agentrl.trainers.observe import parity, watch
+from agentrl.trainers.observe.parity import ParityError, Tokens
+from agentrl.trainers.observe.watch import Watch
 
 PROMPT = tuple(range(3, 15))
 
 
-class Loop:
-    """A trainer's model, an engine with weights of its own, and a probe; `step` moves the trainer."""
+class Here:
+    """Runs what a run gives to its loop thread."""
+
+    run = staticmethod(asyncio.run)
+
+
+class Run:
+    """A trainer's model, an engine with weights of its own, and a watch over both.
+
+    Args:
+        temperature: of the trainer, and of the sampler unless `sampling` says otherwise.
+        sampling: what the engine does instead of what it is asked for.
+    """
 
     def __init__(self, temperature=1.0, sampling=None):
         self.model = tiny_model()
         self.engine = TransformersEngine(copy.deepcopy(self.model), frozenset({96}))
-        self.probe = Probe(PROMPT, temperature, answers=6)
-        self.sampling = sampling
+        if sampling:
+            generate = self.engine.generate
+            self.engine.generate = lambda ids, asked, seed: generate(
+                ids, replace(asked, **sampling), seed=seed
+            )
+        self.warnings = []
+        self.watch = Watch(
+            self.model,
+            self.engine,
+            Here,
+            PROMPT,
+            Sampling(temperature=temperature),
+            lambda kind, said: self.warnings.append(said),
+        )
         self.version = 0
 
     def step(self, size=0.02, *, load=True):
+        """Move the trainer by a random step; the engine follows if it is loaded."""
         generator = torch.Generator().manual_seed(self.version)
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -45,129 +68,116 @@ class Loop:
         if load:
             self.engine.load(PolicyWeights(self.model), self.version)
 
-    def look(self):
-        probe, engine = self.probe, self.engine
-        if self.sampling is not None:
-            probe = copy.copy(probe)
-            probe._sampling = replace(probe._sampling, **self.sampling)
-        return self.probe.read(self.model, asyncio.run(probe.ask(engine)), self.version)
+    def pretend(self):
+        """Let the engine count a load on that changed nothing, as vLLM's on the CPU does."""
+        self.engine.version = self.version
+
+    def confirm(self):
+        return self.watch.confirm(self.version)
 
     def close(self):
         asyncio.run(self.engine.close())
 
 
 @pytest.fixture
-def loop():
-    opened = Loop()
+def run():
+    opened = Run()
     yield opened
     opened.close()
 
 
-def causes(report):
-    return [finding.cause for finding in report.findings]
-
-
-def test_an_engine_that_follows_is_passed(loop):
-    assert loop.look().findings == ()
+def test_an_engine_that_follows_is_passed(run):
+    run.confirm()
     for size in (0.02, 1e-6, 0.0, 0.05):
-        loop.step(size)
-        report = loop.look()
-        assert report.findings == () and report.metrics["parity/probe_gap"] < 1e-5
+        run.step(size)
+        metrics = run.confirm()
+        assert run.warnings == [] and metrics["parity/probe_gap"] < 1e-5
         if size > 1e-3:
-            assert report.metrics["parity/probe_moved"] > 1e-3
-            assert report.metrics.get("parity/probe_followed", 1.0) == pytest.approx(1, abs=0.01)
+            assert metrics["parity/probe_moved"] > 1e-3
+            assert metrics.get("parity/probe_followed", 1.0) == pytest.approx(1, abs=0.01)
 
 
-def test_an_engine_that_was_not_loaded_is_named(loop):
-    loop.look()
-    loop.step(load=False)
-    report = loop.look()
-    assert (
-        causes(report)[:1] == ["stale weights"]
-        and "version 0 after version 1" in report.findings[0].message
-    )
-    with pytest.raises(ParityError, match="stale weights: the engine samples with version 0"):
-        parity.enforce(report.findings)
+def test_an_engine_that_says_an_old_version_is_named(run):
+    run.confirm()
+    run.step(load=False)
+    with pytest.raises(ParityError, match=r"stale weights: .* version 0 after 1 was loaded"):
+        run.confirm()
 
 
 @pytest.mark.parametrize("size", [0.02, 3e-5])
-def test_a_load_that_changed_nothing_is_named_however_small_the_step(loop, size):
-    """As vLLM's `reload_weights` on the CPU: it returns at once, and the version counts on."""
-    loop.look()
-    loop.step(size, load=False)
-    loop.engine.version = loop.version
-    report = loop.look()
-    assert causes(report)[:1] == ["stale weights"] and report.findings[0].stops
-    assert "engine's by 0: " in report.findings[0].message
-    assert report.metrics["parity/probe_followed"] == 0
+def test_a_load_that_changed_nothing_is_named_however_small_the_step(run, size):
+    run.confirm()
+    run.step(size, load=False)
+    run.pretend()
+    with pytest.raises(ParityError, match=r"stale weights: .* nats and the engine by 0: load it"):
+        run.confirm()
 
 
-def test_steps_too_small_to_see_add_up(loop):
-    loop.look()
-    seen = []
-    while not seen and loop.version < 400:
-        loop.step(2e-7, load=False)
-        loop.engine.version = loop.version
-        seen = causes(loop.look())
-    assert seen == ["stale weights"] and loop.version > 1
+def test_steps_too_small_to_see_add_up(run):
+    run.confirm()
+    with pytest.raises(ParityError, match="stale weights"):
+        while run.version < 400:
+            run.step(2e-7, load=False)
+            run.pretend()
+            run.confirm()
+    assert run.version > 1
 
 
-def test_a_half_loaded_engine_is_named(loop):
-    loop.look()
-    loop.step(load=False)
-    loop.engine.version = loop.version
+def test_a_half_loaded_engine_is_named(run):
+    run.confirm()
+    run.step(load=False)
+    run.pretend()
     with torch.no_grad():
-        loop.engine.model.model.norm.weight.copy_(loop.model.model.norm.weight)
-    assert causes(loop.look()) in (["stale weights", "other weights"], ["other weights"])
-
-
-def test_a_prefix_cache_of_older_weights_is_named(loop):
-    loop.look()
-    first = asyncio.run(loop.probe.ask(loop.engine))
-    loop.step()
-    report = loop.probe.read(loop.model, [replace(one, version=1) for one in first], 1)
-    assert causes(report)[:1] == ["stale weights"]
+        run.engine.model.model.norm.weight.copy_(run.model.model.norm.weight)
+    with pytest.raises(ParityError, match=r"stale weights|other weights"):
+        run.confirm()
 
 
 @pytest.mark.parametrize(
-    ("sampling", "cause", "setting"),
+    ("sampling", "sentence"),
     [
-        ({"temperature": 1.3}, "temperature", r"temperature=1\.3 "),
-        ({"temperature": 0.6}, "temperature", r"temperature=0\.6 "),
-        ({"top_k": 7}, "top-k", r"top_k=7 "),
-        ({"top_p": 0.7}, "top-p", r"top_p=0\.7\d* "),
+        ({"temperature": 1.3}, r"temperature: .* at temperature=1\.3 in"),
+        ({"temperature": 0.6}, r"temperature: .* at temperature=0\.6 in"),
+        ({"top_k": 7}, "truncation: .* switch its top-p and top-k off"),
+        ({"top_p": 0.7}, "truncation: .* switch its top-p and top-k off"),
     ],
 )
-def test_wrong_sampling_is_named_with_its_value(sampling, cause, setting):
-    loop = Loop(sampling=sampling)
-    report = loop.look()
-    assert causes(report) == [cause] and report.findings[0].stops
-    assert re.search(setting, report.findings[0].message), report.findings
-    loop.close()
+def test_wrong_sampling_is_named(sampling, sentence):
+    run = Run(sampling=sampling)
+    with pytest.raises(ParityError, match=sentence):
+        run.confirm()
+    run.close()
 
 
 def test_the_scorers_temperature_counts():
-    loop = Loop(temperature=0.7)
-    assert loop.look().findings == ()
-    loop.sampling = {"temperature": 1.0}
-    assert re.search(r"temperature=1 in", loop.look().findings[0].message)
-    loop.close()
+    run = Run(temperature=0.7)
+    run.confirm()
+    assert run.warnings == []
+    run.close()
+    run = Run(temperature=0.7, sampling={"temperature": 1.0})
+    with pytest.raises(ParityError, match=r"at temperature=1 in"):
+        run.confirm()
+    run.close()
 
 
-def test_other_weights_are_named(loop):
+def test_other_weights_are_named(run):
     with torch.no_grad():
-        loop.engine.model.model.layers[0].mlp.down_proj.weight.add_(0.3 * torch.randn(32, 64))
-    report = loop.look()
-    assert causes(report) == ["other weights"] and report.findings[0].stops
+        run.engine.model.model.layers[0].mlp.down_proj.weight.add_(0.3 * torch.randn(32, 64))
+    with pytest.raises(ParityError, match=r"other weights: .* no setting explains it"):
+        run.confirm()
 
 
-def test_half_precision_is_named_and_only_warned_of(loop):
-    loop.engine.model = copy.deepcopy(loop.model).to(torch.bfloat16)
-    report = loop.look()
-    assert causes(report) == ["precision"]
-    assert parity.enforce(report.findings) == report.findings
-    loop.model = loop.model.to(torch.bfloat16)
-    assert Loop.look(loop).findings == ()
+def test_half_precision_is_named_once_and_only_warned_of(run):
+    run.engine.model = copy.deepcopy(run.model).to(torch.bfloat16)
+    run.confirm()
+    run.confirm()
+    (warning,) = run.warnings
+    assert warning.startswith("precision: ")
+    run.model.to(torch.bfloat16)
+    run.warnings.clear()
+    run.watch._said.clear()
+    run.confirm()
+    assert run.warnings == []
 
 
 # The pure parts
@@ -227,42 +237,33 @@ def test_what_stands_at_mask_0_and_micro_batches_change_nothing():
 def test_what_the_sampler_read_off_the_trainers_own_logits_is_precision():
     logits_NV = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
     targets_N = torch.arange(64) % 50
-    own_N = logits_NV.double().log_softmax(-1)[torch.arange(64), targets_N]
-    for sampler_N, cause in (
-        (own_N, "precision"),
-        (logits_NV.div(0.7).log_softmax(-1)[range(64), targets_N], "temp"),
-    ):
-        found = parity.explanations(logits_NV, targets_N, sampler_N.double(), 1.0)
-        gap = max(
-            float((sampler_N - own_N).abs().mean()), 0.01
-        )  # the scorer multiplied in another precision
-        (said,) = parity.check({"parity/gap_mean": gap}, Thresholds(), found)
-        assert said.cause.startswith(cause) and said.stops == (cause == "temp")
+    for warmth, cause in ((1.0, "precision"), (0.7, "temperature")):
+        sampler_N = (logits_NV / warmth).log_softmax(-1)[range(64), targets_N].double()
+        assert parity.explain(logits_NV, targets_N, sampler_N, 1.0)[0] == cause
 
 
 def test_a_policy_that_computes_in_bfloat16_may_be_a_little_apart():
     model = tiny_model()
-    assert Thresholds.of(model) == Thresholds()
+    assert parity.largest_gap(model) == 1e-3
     in_bfloat16(model)
-    assert Thresholds.of(model).warn_gap == 0.02
+    assert parity.largest_gap(model) == 0.02
 
 
-def test_findings_by_thresholds():
-    thresholds = Thresholds()
-    assert parity.check({"parity/gap_mean": 1e-3}, thresholds) == ()
-    assert parity.check({"parity/gap_mean": 0.05}, thresholds)[0].stops is False
-    assert parity.check({"parity/gap_mean": 0.11}, thresholds)[0].stops is True
-    assert parity.check({"parity/gap_mean": float("nan")}, thresholds)[0].stops is True
-    assert parity.check({"parity/gap_p99": 0.6}, thresholds)[0].cause == "precision"
-    found = parity.check({"ratio/corrected_effective": 0.3}, thresholds)
-    assert found == (Finding("off-policy", False, found[0].message),)
-    stale = parity.check(
-        {"ratio/corrected_effective": 0.3}, thresholds, movement=Movement(1e-2, 0.0, 1e-6)
-    )
-    assert [one.cause for one in stale] == ["stale weights", "off-policy"]
-    assert parity.check({}, thresholds, movement=Movement(1e-2, 1e-2, 1e-6)) == ()
-    assert parity.check({}, thresholds, movement=Movement(1e-2, 0.0, 1e-2)) == ()
-    assert all("\n" not in one.message for one in (*found, *stale))
+def test_gaps_are_judged_by_thresholds():
+    model = tiny_model()
+    batch = batch_of(group(1.0, 0.0))
+
+    def judged(gap):
+        return parity.judge_gap(model, batch, {"parity/gap_mean": gap}, 1.0)
+
+    assert parity.judge_gap(model, batch, {}, 1.0) == judged(1e-3) == []
+    for gap, stops in ((0.05, False), (0.11, True), (float("nan"), True)):
+        (found,) = judged(gap)
+        assert (found.cause, found.stops) == ("other weights", stops)
+        assert "\n" not in found.message
+    assert parity.judge_ratios({"ratio/corrected_effective": 0.5}) == []
+    (found,) = parity.judge_ratios({"ratio/corrected_effective": 0.3})
+    assert (found.cause, found.stops) == ("off-policy", False) and "30% of the" in found.message
 
 
 @pytest.mark.parametrize(
@@ -321,11 +322,11 @@ MUTANTS = {
         test_ratios_before_and_after_correction_by_hand,
     ),
     "NaN passes": (
-        "check",
-        lambda metrics, *rest, real=parity.check, **named: real(
-            {name: value for name, value in metrics.items() if value == value}, *rest, **named
+        "judge_gap",
+        lambda model, batch, metrics, warmth, real=parity.judge_gap: real(
+            model, batch, {name: value for name, value in metrics.items() if value == value}, warmth
         ),
-        test_findings_by_thresholds,
+        test_gaps_are_judged_by_thresholds,
     ),
 }
 
@@ -335,44 +336,11 @@ def test_each_defect_is_caught(defect, monkeypatch):
     name, mutant, check = MUTANTS[defect]
     check()
     monkeypatch.setattr(parity, name, mutant)
-    with pytest.raises((AssertionError, IndexError)):
+    with pytest.raises((AssertionError, IndexError, ValueError)):
         check()
 
 
-def test_an_engine_that_is_never_compared_with_itself_is_caught(loop, monkeypatch):
-    monkeypatch.setattr(Movement, "is_stale", property(lambda movement: False))
-    with pytest.raises(AssertionError):
-        test_a_load_that_changed_nothing_is_named_however_small_the_step(loop, 3e-5)
-
-
-def test_the_probe_of_a_training_run(tmp_path):
-    """As the loop uses it: the engine on its own thread, a prompt of the chat template, weights
-    that move.
-    """
-    from pathlib import Path
-
-    from agentrl.trainers.config import check_config
-    from agentrl.trainers.models.tiny import build_model, build_tokenizer
-    from agentrl.trainers.online.run import Run
-    from agentrl.types import Message
-
-    told = ["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8
-    model = build_model(tmp_path / "m", build_tokenizer(told, 280), width=32, layers=1, context=256)
-    env = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Parity"
-    with Run(
-        check_config({"env": env, "model": str(model), "steps": 1}, "test"), tmp_path / "run"
-    ) as run:
-        probe = Probe(
-            run.chat.prompt_ids([Message.user("say 3")], ()),
-            run.config.temperature,
-            pad_id=run.pad_id,
-        )
-        for version in range(3):
-            run.rollouts.sync(run.learner.weights(), version)
-            report = probe.read(run.learner.model, run.rollouts.run(probe.ask(run.engine)), version)
-            assert (
-                parity.enforce(report.findings) == () and report.metrics["parity/probe_gap"] < 1e-5
-            )
-            with torch.no_grad():
-                run.learner.model.model.embed_tokens.weight.mul_(1.05)
-        assert report.metrics["parity/probe_moved"] > 1e-4
+def test_an_engine_that_is_never_compared_with_itself_is_caught(run, monkeypatch):
+    monkeypatch.setattr(watch, "moved", lambda *looks: (1.0, 1.0, 0.0))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_load_that_changed_nothing_is_named_however_small_the_step(run, 3e-5)
