@@ -1,6 +1,6 @@
 """Turns of several messages, each with a recipient: gpt-oss' harmony and Muse's atem.
 
-    <|channel|>analysis<|message|>WHY<|end|><|start|>assistant to=functions.f<|channel|>commentary…
+<|channel|>analysis<|message|>WHY<|end|><|start|>assistant to=functions.f<|channel|>commentary…
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Channels:
         match = self._end.search(text, end)
         stop = match.start() if match else len(text)
         if why or text[end:stop].strip():
-            found = [BadCall(text[start:stop], why or "The tool call has text after its JSON object.")]
+            found = [
+                BadCall(text[start:stop], why or "The tool call has text after its JSON object.")
+            ]
         return found, match.end() if match else len(text)
 
     def text(self, content: str, calls: Sequence[Call]) -> str:

@@ -26,9 +26,7 @@ TRAILING = "The tool call has text after its JSON object."
 BAD_XML = (
     "The tool call does not follow <function=NAME><parameter=KEY>VALUE</parameter></function>."
 )
-BAD_KEYS = (
-    "The tool call does not follow NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>."
-)
+BAD_KEYS = "The tool call does not follow NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>."
 BAD_INVOKE = (
     "The tool call does not follow"
     ' <atem:invoke name="NAME"><atem:parameter name="KEY">VALUE</atem:parameter></atem:invoke>.'
@@ -233,9 +231,7 @@ def without_empty_fences(content: str) -> str:
     return _EMPTY_FENCE.sub("\n", content).strip()
 
 
-def split_reasoning(
-    text: str, think: tuple[str, str] = ("<think>", "</think>")
-) -> tuple[str, str]:
+def split_reasoning(text: str, think: tuple[str, str] = ("<think>", "</think>")) -> tuple[str, str]:
     """Cut a leading block of reasoning: (reasoning, the rest). One never closed is all reasoning."""
     start = text.lstrip()
     if not start.startswith(think[0]):

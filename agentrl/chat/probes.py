@@ -171,7 +171,7 @@ def probe_conversations(*, system: bool) -> list[tuple[bool, list[Message]]]:
             *start,
             probe_turn(1, why),
             *probe_results(1),
-            probe_turn(2, why, "Again."),
+            probe_turn(2, why, ""),
             *probe_results(2),
             probe_turn(1, why, "Once more."),
             *probe_results(1),

