@@ -91,7 +91,7 @@ class CriticSettings(BaseModel):
     model_config = STRICT
 
     model: str = ""
-    """Folder or hub name of a reward model or an earlier critic; empty: the policy's, with V = 0."""
+    """Folder or hub name: a reward model, an earlier critic; empty: the policy's, with V = 0."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Of AdamW, the same in every round: ten times the policy's default."""
     epochs: int = Field(default=1, ge=1)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from agentrl.chat.parsing import (
     BAD_INVOKE,
+    TRAILING,
     Call,
     Format,
     Parsed,
     Refused,
+    TextKeys,
     decode_at,
     dumps,
     join_pieces,
@@ -48,7 +51,7 @@ class Channels:
     ends: tuple[str, ...]
     reasons: Callable[[str, str], bool]
     calls: Callable[[str], bool]
-    read: Callable[[str, int, str], tuple[list[Call], int]]
+    read: Callable[[str, int, str, TextKeys], tuple[list[Call], int]]
     write: Callable[[ToolCall], str]
     headers: tuple[str, str, str]
     _end: re.Pattern[str] = field(init=False)
@@ -56,7 +59,7 @@ class Channels:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_end", re.compile("|".join(map(re.escape, self.ends))))
 
-    def parse(self, text: str) -> Parsed:
+    def parse(self, text: str, texts: TextKeys = frozenset()) -> Parsed:
         """Read a turn, message by message."""
         content: list[str] = []
         reasoning: list[str] = []
@@ -72,7 +75,8 @@ class Channels:
             recipient, channel = _first(_RECIPIENT, header), _first(_CHANNEL, header)
             inside = mark + len(_MESSAGE)
             if self.calls(recipient):
-                found, position = self._call(text, head.start() if head else mark, mark, recipient)
+                start = head.start() if head else mark
+                found, position = self._call(text, (start, inside), recipient, texts)
                 calls += found
                 continue
             end = self._end.search(text, inside)
@@ -82,20 +86,20 @@ class Channels:
         content.append(text[position:].removeprefix(_NEXT))
         return Parsed(join_pieces(content), join_pieces(reasoning), tuple(calls))
 
-    def _call(self, text: str, start: int, mark: int, recipient: str) -> tuple[list[Call], int]:
-        """Read the call whose header starts at `start`; one that cannot be read is bad to its end."""
-        inside = mark + len(_MESSAGE)
+    def _call(
+        self, text: str, at: tuple[int, int], recipient: str, texts: TextKeys
+    ) -> tuple[list[Call], int]:
+        """Read the call whose (header, body) start there; one that cannot be read is bad."""
+        start, inside = at
         try:
-            found, end = self.read(text, inside, recipient)
+            found, end = self.read(text, inside, recipient, texts)
             why = next((call.why for call in found if isinstance(call, BadCall)), "")
         except Refused as refused:
             found, end, why = [], inside, refused.why
         match = self._end.search(text, end)
         stop = match.start() if match else len(text)
         if why or text[end:stop].strip():
-            found = [
-                BadCall(text[start:stop], why or "The tool call has text after its JSON object.")
-            ]
+            found = [BadCall(text[start:stop], why or TRAILING)]
         return found, match.end() if match else len(text)
 
     def text(self, content: str, calls: Sequence[Call]) -> str:
@@ -116,7 +120,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
     return match[1] if match else ""
 
 
-def _harmony_call(text: str, start: int, recipient: str) -> tuple[list[Call], int]:
+def _harmony_call(text: str, start: int, recipient: str, texts: TextKeys) -> tuple[list[Call], int]:
     value, end = decode_at(text, skip_space(text, start))
     row = {"name": recipient.removeprefix("functions."), "arguments": value}
     return [to_call(row, ("name", "arguments"))], end
@@ -129,11 +133,11 @@ def _harmony_text(call: ToolCall) -> str:
     return header + dumps(call.arguments)
 
 
-def _atem_call(text: str, start: int, recipient: str) -> tuple[list[Call], int]:
+def _atem_call(text: str, start: int, recipient: str, texts: TextKeys) -> tuple[list[Call], int]:
     start = skip_space(text, start)
     if not text.startswith(INVOKE_TAGS.open, start):
         raise Refused(BAD_INVOKE)
-    return read_block(text, start, INVOKE_TAGS, read_invokes)
+    return read_block(text, start, INVOKE_TAGS, partial(read_invokes, texts=texts))
 
 
 def _atem_text(call: ToolCall) -> str:
@@ -179,4 +183,5 @@ ATEM = Format(
     _ATEM.reasoning,
     (f" to=self{_MESSAGE}", "<|eom|>"),
     field="reasoning_content",
+    parse_typed=_ATEM.parse,
 )

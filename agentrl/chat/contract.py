@@ -20,7 +20,7 @@ _TOOL = ToolSpec(
 
 
 class Played(NamedTuple):
-    """One branch of a simulated episode: the trajectory, and what the engine emitted, turn by turn."""
+    """One branch of a simulated episode: its trajectory, and what was emitted turn by turn."""
 
     trajectory: Trajectory
     emitted: list[list[int]]

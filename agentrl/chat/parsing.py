@@ -1,4 +1,4 @@
-"""What every tool-call format shares: the fixed sentences, strict JSON, and the shape of a result."""
+"""What tool-call formats share: fixed sentences, strict JSON, and the shape of a result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from agentrl.types import BadCall, Json, Message, ToolCall
+from agentrl.types import BadCall, Json, Message, ToolCall, ToolSpec
 
 Call = ToolCall | BadCall
 
@@ -57,6 +57,8 @@ class Parsed:
 
 Parser = Callable[[str], Parsed]
 Formatter = Callable[[str, Sequence[Call]], str]
+TextKeys = frozenset[tuple[str, str]]
+"""(tool, argument) of arguments that are text by the tool's schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Format:
         field: the field of a message that takes reasoning, for templates that write this format
             themselves; empty where it stands in the content.
         merges: such templates take reasoning and content of a turn with calls as one text.
+        parse_typed: `parse` for formats that do not quote text: an argument that is text by its
+            schema stays as it was written, even if it reads as a number.
     """
 
     parse: Parser
@@ -81,6 +85,13 @@ class Format:
     think: tuple[str, str] = ("<think>", "</think>")
     field: str = ""
     merges: bool = False
+    parse_typed: Callable[[str, TextKeys], Parsed] | None = None
+
+    def read(self, text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
+        """Read a turn in which these tools could be called."""
+        if self.parse_typed is None or not tools:
+            return self.parse(text)
+        return self.parse_typed(text, text_keys(tools))
 
     def turn(self, message: Message) -> str:
         """The canonical text of an assistant's message: reasoning, content, calls."""
@@ -185,12 +196,24 @@ def dumps(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def raw_value(text: str) -> Json:
+def text_keys(tools: Sequence[ToolSpec]) -> TextKeys:
+    """The arguments of tools that are text."""
+    found = set()
+    for tool in tools:
+        properties = tool.parameters.get("properties", {})
+        for key, schema in properties.items() if isinstance(properties, dict) else ():
+            if isinstance(schema, dict) and schema.get("type") == "string":
+                found.add((tool.name, key))
+    return frozenset(found)
+
+
+def raw_value(text: str, is_text: bool = False) -> Json:
     """The value of an argument that is written as it is: JSON or a Python constant, else text."""
     try:
-        return _CONSTANTS[text] if text in _CONSTANTS else decode(text)
+        value = _CONSTANTS[text] if text in _CONSTANTS else decode(text)
     except Refused:
         return text
+    return text if is_text and not isinstance(value, str) else value
 
 
 def raw_text(value: Json, end: str) -> str:
@@ -232,7 +255,7 @@ def without_empty_fences(content: str) -> str:
 
 
 def split_reasoning(text: str, think: tuple[str, str] = ("<think>", "</think>")) -> tuple[str, str]:
-    """Cut a leading block of reasoning: (reasoning, the rest). One never closed is all reasoning."""
+    """Cut a leading block of reasoning: (reasoning, the rest); without an end all is reasoning."""
     start = text.lstrip()
     if not start.startswith(think[0]):
         return "", text

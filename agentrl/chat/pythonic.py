@@ -107,7 +107,7 @@ def _fenced(text: str, start: int) -> tuple[list[Call], int]:
 
 
 def _python_block(text: str, start: int, bracket: int) -> tuple[list[Call], int]:
-    """Read the list at `bracket` (if >= 0) or the bare call at `start`; no calls where it is prose."""
+    """Read the list at `bracket` (if >= 0) or the bare call at `start`; none where it is prose."""
     end = _closing(text, bracket if bracket >= 0 else text.index("(", start))
     if end < 0:
         if bracket >= 0 or _KEYWORD.match(text, start):

@@ -10,8 +10,8 @@ _TOOLS = """\
 {%- macro explain(tools) %}
 {{- 'You can call these tools:' }}
 {%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
-{{- '\\n\\nTo call one, write:\\n<tool_call>\\n{"name": "TOOL", "arguments": {"ARGUMENT": "VALUE"}}' }}
-{{- '\\n</tool_call>' }}
+{{- '\\n\\nTo call one, write:\\n<tool_call>\\n' }}
+{{- '{"name": "TOOL", "arguments": {"ARGUMENT": "VALUE"}}\\n</tool_call>' }}
 {%- endmacro %}
 {%- macro said(message) %}
 {{- message.content }}
@@ -51,7 +51,7 @@ PLAIN = (
 )
 
 SHIPPED = {"chatml": CHATML, "plain": PLAIN}
-"""chatml needs the tokens `<|im_start|>` and `<|im_end|>`; plain needs an end-of-text token only."""
+"""chatml needs the tokens `<|im_start|>` and `<|im_end|>`, plain an end-of-text token only."""
 
 
 def template_text(name: str) -> str:

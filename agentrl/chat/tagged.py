@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from agentrl.chat.parsing import (
@@ -25,6 +25,7 @@ from agentrl.chat.parsing import (
     Format,
     Parsed,
     Refused,
+    TextKeys,
     decode,
     decode_at,
     dumps,
@@ -238,7 +239,9 @@ class Markup:
     why: str
     newline: bool = False
 
-    def read(self, text: str, start: int) -> tuple[ToolCall | Refused, int]:
+    def read(
+        self, text: str, start: int, texts: TextKeys = frozenset()
+    ) -> tuple[ToolCall | Refused, int]:
         """Read one call at `start`: (the call, or why it is none; where it ends)."""
         name = self.name.match(text, start)
         if name is None or not name[1].strip():
@@ -252,7 +255,7 @@ class Markup:
             value = text[key.end() : close]
             if self.newline:
                 value = value.removeprefix("\n").removesuffix("\n")
-            pairs.append((key[1], raw_value(value)))
+            pairs.append((key[1], raw_value(value, (name[1].strip(), key[1]) in texts)))
             position = skip_space(text, close + len(self.value_end))
         end = self.end.match(text, position)
         if end is None:
@@ -286,17 +289,26 @@ KEYS = Markup(
 )
 
 
-def _marked_body(markup: Markup, text: str, start: int) -> tuple[list[ToolCall], int]:
-    call, end = markup.read(text, start)
+def _marked_body(
+    markup: Markup, text: str, start: int, texts: TextKeys = frozenset()
+) -> tuple[list[ToolCall], int]:
+    call, end = markup.read(text, start, texts)
     if isinstance(call, Refused):
         raise Late(call.why, end)
     return [call], end
 
 
-def _invokes(text: str, start: int) -> tuple[list[ToolCall], int]:
-    found, end = _marked_body(INVOKE, text, start)
+def read_invokes(
+    text: str, start: int, texts: TextKeys = frozenset()
+) -> tuple[list[ToolCall], int]:
+    """Read Muse's calls behind the opening of their block: (calls, where they end).
+
+    Raises:
+        Refused: they cannot be read.
+    """
+    found, end = _marked_body(INVOKE, text, start, texts)
     while INVOKE.name.match(text, end):
-        more, end = _marked_body(INVOKE, text, end)
+        more, end = _marked_body(INVOKE, text, end, texts)
         found += more
     return found, end
 
@@ -351,7 +363,14 @@ def _keys_text(calls: list[ToolCall]) -> str:
 
 
 INVOKE_TAGS = Tags("<atem:function_calls>", "</atem:function_calls>")
-read_invokes: Body = _invokes
+
+
+def _marked(markup: Markup, text: Callable[[list[ToolCall]], str]) -> Format:
+    def typed(turn: str, texts: TextKeys) -> Parsed:
+        return read_tagged(turn, Tags(), partial(_marked_body, markup, texts=texts))
+
+    plain = _tagged(Tags(), partial(_marked_body, markup), text, "\n")
+    return replace(plain, parse_typed=typed)
 
 
 def _tagged(tags: Tags, body: Body, text: Callable[[list[ToolCall]], str], joint: str) -> Format:
@@ -372,8 +391,8 @@ _COHERE = Tags("<|START_ACTION|>", "<|END_ACTION|>")
 
 TAGGED: dict[str, Format] = {
     "hermes": _tagged(Tags(), _object, _hermes_text, "\n"),
-    "xml": _tagged(Tags(), partial(_marked_body, XML), _xml_text, "\n"),
-    "glm": _tagged(Tags(), partial(_marked_body, KEYS), _keys_text, "\n"),
+    "xml": _marked(XML, _xml_text),
+    "glm": _marked(KEYS, _keys_text),
     "deepseek": _tagged(_DEEPSEEK, _deepseek_body, _deepseek_text, ""),
     "cohere": _tagged(_COHERE, partial(_objects, keys=COHERE_KEYS), _cohere_text, ""),
     "mistral": _tagged(Tags("[TOOL_CALLS]", ""), _mistral_body, _mistral_text, ""),

@@ -132,7 +132,7 @@ class Template:
         return list(ids)
 
     def encode_turn(self, text: str) -> list[int]:
-        """Tokenise an assistant's text; of the control tokens only the parser's own markup counts."""
+        """Tokenise an assistant's text; of its control tokens only the format's own markup counts."""
         return self.encode(self.guard(text, self.turn_pattern))
 
     def opened(self, text: str) -> bool:
@@ -329,7 +329,7 @@ class Template:
             if not now.endswith(suffix):
                 return "place"
             shown = now[len(seen) : len(now) - len(suffix)]
-            if not self._holds(shown, messages[index]):
+            if not self._holds(shown, messages[index], tools):
                 return "turn"
             spoken = self.spoken(messages[index], self.opened(seen))
             same_words = same_words and shown == self.guard(spoken, self.turn_pattern)
@@ -348,10 +348,10 @@ class Template:
         suffix = self.suffix(turn, new, tools)
         if not (now.startswith(seen) and now.endswith(suffix)):
             return False
-        return self._holds(now[len(seen) : len(now) - len(suffix)], turn)
+        return self._holds(now[len(seen) : len(now) - len(suffix)], turn, tools)
 
-    def _holds(self, text: str, turn: Message) -> bool:
-        """Whether a turn's rendered text has its reasoning, its words behind that, and its calls."""
+    def _holds(self, text: str, turn: Message, tools: Sequence[ToolSpec]) -> bool:
+        """Whether a turn's rendered text has its reasoning, then its words, and its calls."""
         plain = self.style == "plain"
         pattern = self.turn_pattern if plain else None
         reasoning = self.guard(turn.reasoning, pattern)
@@ -364,7 +364,7 @@ class Template:
         wanted = [(call.name, call.arguments) for call in _good(turn.tool_calls)]
         if plain or not self.reads_own or len(wanted) != len(turn.tool_calls):
             return True
-        read = _good(self.form.parse(self._unguard(text)).calls)
+        read = _good(self.form.read(self._unguard(text), tools).calls)
         return [(call.name, call.arguments) for call in read] == wanted
 
     def error(self, what: str, fix: str) -> TemplateError:

@@ -99,7 +99,7 @@ class Chat:
         if template.unsteady and mode != "branch":
             raise template.error(
                 template.unsteady,
-                f"set chat.on_rewrite to 'branch', or change the template: {mode!r} cannot be exact",
+                f"set chat.on_rewrite to 'branch', or change the template: {mode!r} is not exact",
             )
         if self.rewrites_history and mode == "refuse":
             raise template.error(
@@ -220,18 +220,21 @@ class Chat:
             return False
         return not self.template.keeps(messages_before, new_messages, tools)
 
-    def parse(self, ids: Sequence[int], before: Sequence[int] = ()) -> Message:
+    def parse(
+        self, ids: Sequence[int], before: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
+    ) -> Message:
         """The assistant's message that sampled ids spell; their stop token is left out, every other
         token is read.
 
         Args:
             before: the ids that were continued; without them, as after a user's message.
+            tools: those that could be called; formats that do not quote text read by their schemas.
         """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text = self._text(body)
         if self._opened(before) and not text.lstrip().startswith(self.form.think[0]):
             text = self.template.thinking + text
-        parsed = self.form.parse(text)
+        parsed = self.form.read(text, tools)
         return Message("assistant", parsed.content, parsed.calls, reasoning=parsed.reasoning)
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -123,7 +123,8 @@ def _in_words(found: dict[str, Any]) -> Iterator[str]:
         mark = "reads two calls as the template writes them" if found["round_trip"] else "misreads"
         yield f"parser             {found['parser']}: {mark}"
         yield f"tool results       as {found['tool_role']} messages"
-        yield f"tools              {'shown' if found['shows_tools'] else 'not shown'} by the template"
+        shown = "shown by" if found["shows_tools"] else "not shown by"
+        yield f"tools              {shown} the template"
         if found["rewrites_history"]:
             yield f"earlier turns      rewritten by the template: {found['on_rewrite']}"
         else:

@@ -1,4 +1,4 @@
-"""A model's name and the settings of its chat -> what plays: one way for training and evaluation."""
+"""A model's name and the settings of its chat -> what plays, in training and evaluation alike."""
 
 from __future__ import annotations
 

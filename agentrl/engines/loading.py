@@ -1,4 +1,4 @@
-"""A model's name -> model and tokenizer, with one clear sentence for every way in which it can fail.
+"""A model's name -> model and tokenizer, with one clear sentence for every way to fail.
 
 A name is a folder, or `ORG/NAME` or `ORG/NAME@REVISION` on the Hugging Face hub.
 """
