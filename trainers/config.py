@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentrl.chat.settings import ChatSettings
 from agentrl.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -114,9 +115,7 @@ class CriticSettings(BaseModel):
     model_config = STRICT
 
     model: str = ""
-    """Hugging Face folder that it starts from: a reward model, an earlier critic; empty: the
-    policy's, with V = 0.
-    """
+    """Folder or hub name: a reward model, an earlier critic; empty: the policy's, with V = 0."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Of AdamW, the same in every round: ten times the policy's default."""
     epochs: int = Field(default=1, ge=1)
@@ -131,9 +130,7 @@ class CriticSettings(BaseModel):
 
 
 class TrainConfig(BaseModel):
-    """Everything that a run needs. The first thirteen settings say what is run, the last seven are
-    the algorithm's.
-    """
+    """Everything that a run needs: what is run, then, from `recipe` on, the algorithm."""
 
     model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
@@ -142,7 +139,9 @@ class TrainConfig(BaseModel):
     env_settings: dict[str, Any] = {}
     """Arguments of the environment's constructor."""
     model: str
-    """Hugging Face folder with model, tokenizer and chat template."""
+    """Hugging Face folder with model and tokenizer, or a name on the hub: `ORG/NAME@REVISION`."""
+    chat: ChatSettings = ChatSettings()
+    """How messages become tokens: `{parser = "hermes", template_options = {…}}`."""
     seed: int = 0
     """Every other seed is derived from it."""
     steps: int = Field(100, ge=1)
@@ -240,6 +239,11 @@ def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Setti
 def _worded(kind: type[BaseModel], problem: Any) -> str:
     """What is wrong with a setting, and the fix."""
     *path, last = problem["loc"]
+    if last in ("top_p", "top_k"):
+        return (
+            f"{last} is for `agentrl eval`: training scores what was sampled under the whole"
+            " distribution, so set temperature alone"
+        )
     field, value = ".".join(str(step) for step in problem["loc"]), problem["input"]
     if problem["type"] == "missing":
         return f"setting {field!r} is missing: add a line '{field} = …'"
@@ -278,9 +282,11 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
     if not path.exists():
         return {}
     old, new = read_config(path).model_dump(mode="json"), config.model_dump(mode="json")
+    new["chat"] = {k: old["chat"][k] if v == "auto" else v for k, v in new["chat"].items()}
     changed = {name: (old[name], new[name]) for name in new if old[name] != new[name]}
     fixed = {name: (old[name], new[name]) for name in IDENTITY}
     fixed |= {f"compute.{name}": (old["compute"][name], new["compute"][name]) for name in TRAINED}
+    fixed |= {f"chat.{name}": (old["chat"][name], new["chat"][name]) for name in new["chat"]}
     for name, (was, now) in fixed.items():
         if was != now:
             raise ConfigError(

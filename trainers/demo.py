@@ -23,7 +23,8 @@ import torch
 
 from agentrl.chat.parsers import format_hermes
 from agentrl.chat.tokens import Chat
-from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
+from agentrl.engines.factory import open_chat, open_engine
+from agentrl.engines.loading import load_model
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.policies.base import Scripted, TokenPolicy
@@ -200,7 +201,7 @@ def _warm_start(
     tokenizer = build_tokenizer(_texts(episodes), plan.vocab_size, string.printable)
     shape = {"width": plan.width, "layers": plan.layers, "context": plan.context}
     source = build_model(folder / "warm_start", tokenizer, seed=seed, **shape)
-    model, chat = load_model(source), Chat(load_tokenizer(source))
+    model, chat = load_model(source), open_chat(source)
     rows = demonstrations(episodes, chat, make().tools)
     console.print(
         f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)}"
@@ -237,7 +238,7 @@ def _practice(
     enough.
     """
     tasks = list(itertools.islice(make().tasks("train", seed), plan.practice))
-    policy = TokenPolicy(transformers_engine(model, chat), chat)
+    policy = TokenPolicy(open_engine(model, chat), chat)
     rollouts = Rollouts(
         Setting(make, policy, pool_for(make(), sandbox, 32), "practice", seed), concurrency=32
     )

@@ -20,7 +20,7 @@ _TOOL = ToolSpec(
 
 
 class Played(NamedTuple):
-    """One branch of a simulated episode: the trajectory, and what the engine emitted, turn by turn."""
+    """One branch of a simulated episode: its trajectory, and what was emitted turn by turn."""
 
     trajectory: Trajectory
     emitted: list[list[int]]
@@ -41,7 +41,7 @@ def play(
     ]
     for index, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         turn, new = messages[index], messages[index + 1 : following]
-        ids = emit(chat.turn_ids(turn, new))
+        ids = emit(chat.turn_ids(turn, new, played[-1].trajectory.ids))
         branch = played[-1].trajectory.extend(Segment.sampled(ids, [-1.0] * len(ids), 0, "stop"))
         played[-1] = Played(branch, [*played[-1].emitted, ids])
         if following == len(messages):
@@ -151,7 +151,8 @@ def _check_turns(
         stopped, cut = (_observe(chat, turn, sampled, new, tools) for sampled in (ids, ids[:-1]))
         if stopped[:1] == ids[-1:]:
             yield f"{shape}: the observation repeats the stop token that was sampled"
-        if cut != [ids[-1], *stopped]:
+        written = chat.template.encode(chat.template.suffix(turn, new, tools))
+        if cut != written or stopped != written[int(written[0] == ids[-1]) :]:
             yield (
                 f"{shape}: a turn that was cut by length is not closed by the stop token in the"
                 " observation"

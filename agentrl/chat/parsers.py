@@ -8,205 +8,28 @@ underneath. Docs: docs/tokens.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from agentrl.chat.channels import ATEM, HARMONY
+from agentrl.chat.gemma import GEMMA
 from agentrl.chat.parsing import (
-    BAD_ARGUMENTS,
-    BAD_XML,
-    DUPLICATE,
-    NO_NAME,
     NOT_JSON,
-    NOT_OBJECT,
-    TRAILING,
-    UNTERMINATED,
     Call,
+    Format,
     Formatter,
     Parsed,
     Parser,
     Refused,
-    decode,
     decode_at,
     dumps,
     join_pieces,
-    skip_space,
     split_reasoning,
     without_empty_fences,
+    write_calls,
 )
-from agentrl.chat.pythonic import format_python, parse_python
-from agentrl.types import BadCall, Json, ToolCall
-
-
-def _to_call(value: Json, key: str) -> ToolCall:
-    """Make a call of `{"name": ..., key: {...}}`; arguments given as a JSON string are decoded
-    once.
-    """
-    if not isinstance(value, dict):
-        raise Refused(NOT_OBJECT)
-    name, arguments = value.get("name"), value.get(key)
-    if not isinstance(name, str) or not name.strip():
-        raise Refused(NO_NAME)
-    if isinstance(arguments, str):
-        arguments = decode(arguments)
-    if not isinstance(arguments, dict):
-        raise Refused(BAD_ARGUMENTS)
-    return ToolCall(name, arguments)
-
-
-def _checked(make: Callable[[], ToolCall]) -> ToolCall | Refused:
-    try:
-        return make()
-    except Refused as refused:
-        return refused
-
-
-# Tagged formats: hermes and xml share the tags and differ in what stands between.
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_Body = Callable[[str, int], tuple[ToolCall | Refused, int]]
-
-
-def _tagged(text: str, body: _Body) -> Parsed:
-    reasoning, rest = split_reasoning(text)
-    pieces: list[str] = []
-    calls: list[Call] = []
-    position = 0
-    while (start := rest.find(_OPEN, position)) >= 0:
-        pieces.append(rest[position:start])
-        call, position = _block(rest, start, body)
-        calls.append(call)
-    pieces.append(rest[position:])
-    return Parsed(join_pieces(pieces), reasoning, tuple(calls))
-
-
-def _block(text: str, start: int, body: _Body) -> tuple[Call, int]:
-    """Read the block that opens at `start`. One that cannot be read ends at its closing tag or the
-    next opening.
-    """
-    inside = start + len(_OPEN)
-    try:
-        call, end = body(text, inside)
-        if text.startswith(_CLOSE, end):
-            end += len(_CLOSE)
-            return (call if isinstance(call, ToolCall) else BadCall(text[start:end], call.why)), end
-        why = TRAILING
-    except Refused as refused:
-        why = refused.why
-    limit = text.find(_OPEN, inside)
-    limit = len(text) if limit < 0 else limit
-    close = text.find(_CLOSE, inside, limit)
-    if close < 0:
-        return BadCall(text[start:limit], UNTERMINATED), limit
-    end = close + len(_CLOSE)
-    return BadCall(text[start:end], why), end
-
-
-def _hermes_body(text: str, start: int) -> tuple[ToolCall | Refused, int]:
-    value, end = decode_at(text, skip_space(text, start))
-    return _checked(lambda: _to_call(value, "arguments")), skip_space(text, end)
-
-
-def parse_hermes(text: str) -> Parsed:
-    """Read Qwen/Hermes calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any
-    number of them.
-
-    The tags decide: a block inside a code fence is a call, a fence inside a block is refused.
-    """
-    return _tagged(text, _hermes_body)
-
-
-def format_hermes(content: str, calls: Sequence[Call]) -> str:
-    """Inverse of `parse_hermes`.
-
-    Raises:
-        ValueError: an argument is no JSON value.
-    """
-    blocks = (
-        (
-            call.text
-            if isinstance(call, BadCall)
-            else f"{_OPEN}\n{dumps({'name': call.name, 'arguments': call.arguments})}\n{_CLOSE}"
-        )
-        for call in calls
-    )
-    return "\n".join(filter(None, (content, *blocks)))
-
-
-_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
-_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
-_END_PARAMETER = "</parameter>"
-_END_FUNCTION = re.compile(r"</function>\s*")
-
-
-def _xml_body(text: str, start: int) -> tuple[ToolCall | Refused, int]:
-    function = _FUNCTION.match(text, start)
-    if function is None:
-        raise Refused(BAD_XML)
-    arguments: dict[str, Json] = {}
-    refused: Refused | None = None
-    position = function.end()
-    while parameter := _PARAMETER.match(text, position):
-        close = text.find(_END_PARAMETER, parameter.end())
-        if close < 0:
-            raise Refused(BAD_XML)
-        if parameter[1] in arguments:
-            refused = Refused(DUPLICATE)
-        arguments[parameter[1]] = _xml_value(
-            text[parameter.end() : close].removeprefix("\n").removesuffix("\n")
-        )
-        position = skip_space(text, close + len(_END_PARAMETER))
-    end = _END_FUNCTION.match(text, position)
-    if end is None:
-        raise Refused(BAD_XML)
-    return refused or ToolCall(function[1], arguments), end.end()
-
-
-def _xml_value(text: str) -> Json:
-    try:
-        return decode(text)
-    except Refused:
-        return text
-
-
-def parse_xml(text: str) -> Parsed:
-    """Read Qwen3-Coder calls:
-    `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
-
-    One newline on each side of a value belongs to the markup. A value that is strict JSON is
-    decoded, any other is text; so the text `1` must be written `"1"`.
-    """
-    return _tagged(text, _xml_body)
-
-
-def format_xml(content: str, calls: Sequence[Call]) -> str:
-    """Inverse of `parse_xml`.
-
-    Raises:
-        ValueError: a name or key is empty or holds `<`, `>` or a newline, or an argument is no JSON
-            value.
-    """
-    blocks = (call.text if isinstance(call, BadCall) else _xml_block(call) for call in calls)
-    return "\n".join(filter(None, (content, *blocks)))
-
-
-def _xml_block(call: ToolCall) -> str:
-    for label in (call.name, *call.arguments):
-        if not re.fullmatch(r"[^<>\n]+", label):
-            raise ValueError(
-                f"{label!r} cannot be written in xml calls; use a name without '<', '>' and"
-                " newlines"
-            )
-    values = "".join(
-        f"<parameter={key}>\n{_xml_text(value)}\n</parameter>\n"
-        for key, value in call.arguments.items()
-    )
-    return f"{_OPEN}\n<function={call.name}>\n{values}</function>\n{_CLOSE}"
-
-
-def _xml_text(value: Json) -> str:
-    if isinstance(value, str) and _END_PARAMETER not in value and _xml_value(value) == value:
-        return value
-    return dumps(value).replace("</", "<\\/")
-
+from agentrl.chat.pythonic import LFM2, PYTHON
+from agentrl.chat.tagged import TAGGED, format_hermes, to_call
+from agentrl.types import BadCall, ToolCall
 
 # Llama: bare JSON objects.
 
@@ -272,8 +95,10 @@ def _llama_object(text: str, start: int) -> tuple[Call | None, int]:
         return BadCall(text[start:end].rstrip(), refused.why), end
     if not isinstance(value, dict) or not {"name", "parameters"} & value.keys():
         return None, end
-    call = _checked(lambda: _to_call(value, "parameters"))
-    return (call if isinstance(call, ToolCall) else BadCall(text[start:end], call.why)), end
+    try:
+        return to_call(value, ("name", "parameters")), end
+    except Refused as refused:
+        return BadCall(text[start:end], refused.why), end
 
 
 def format_llama_json(content: str, calls: Sequence[Call]) -> str:
@@ -282,26 +107,30 @@ def format_llama_json(content: str, calls: Sequence[Call]) -> str:
     Raises:
         ValueError: an argument is no JSON value.
     """
-    blocks = (
-        (
-            call.text
-            if isinstance(call, BadCall)
-            else dumps({"name": call.name, "parameters": call.arguments})
-        )
-        for call in calls
-    )
-    return "\n".join(filter(None, (content, *blocks)))
+    return write_calls(content, calls, _objects_text)
 
 
-PARSERS: Mapping[str, Parser] = {
-    "hermes": parse_hermes,
-    "llama_json": parse_llama_json,
-    "xml": parse_xml,
-    "python": parse_python,
+def _objects_text(calls: list[ToolCall]) -> str:
+    return "\n".join(dumps({"name": c.name, "parameters": c.arguments}) for c in calls)
+
+
+FORMATS: Mapping[str, Format] = {
+    **TAGGED,
+    "llama_json": Format(parse_llama_json, format_llama_json),
+    "python": PYTHON,
+    "lfm2": LFM2,
+    "gemma": GEMMA,
+    "harmony": HARMONY,
+    "atem": ATEM,
 }
-FORMATTERS: Mapping[str, Formatter] = {
-    "hermes": format_hermes,
-    "llama_json": format_llama_json,
-    "xml": format_xml,
-    "python": format_python,
-}
+PARSERS: Mapping[str, Parser] = {name: form.parse for name, form in FORMATS.items()}
+FORMATTERS: Mapping[str, Formatter] = {name: form.write for name, form in FORMATS.items()}
+
+__all__ = [
+    "FORMATS",
+    "FORMATTERS",
+    "PARSERS",
+    "format_hermes",
+    "format_llama_json",
+    "parse_llama_json",
+]

@@ -1,4 +1,4 @@
-"""What every tool-call format shares: the fixed sentences, strict JSON, and the shape of a result."""
+"""What tool-call formats share: fixed sentences, strict JSON, and the shape of a result."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from agentrl.types import BadCall, Json, ToolCall
+from agentrl.types import BadCall, Json, Message, ToolCall, ToolSpec
 
 Call = ToolCall | BadCall
 
@@ -25,6 +26,13 @@ TRAILING = "The tool call has text after its JSON object."
 BAD_XML = (
     "The tool call does not follow <function=NAME><parameter=KEY>VALUE</parameter></function>."
 )
+BAD_KEYS = "The tool call does not follow NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>."
+BAD_INVOKE = (
+    "The tool call does not follow"
+    ' <atem:invoke name="NAME"><atem:parameter name="KEY">VALUE</atem:parameter></atem:invoke>.'
+)
+BAD_BRACES = "The tool call does not follow call:NAME{KEY:VALUE}."
+BAD_HEADER = "The tool call does not follow NAME, a separator and a JSON object."
 POSITIONAL = "The tool call has positional arguments; name every argument."
 NOT_LITERAL = "The arguments of the tool call are not Python literals."
 
@@ -49,6 +57,46 @@ class Parsed:
 
 Parser = Callable[[str], Parsed]
 Formatter = Callable[[str, Sequence[Call]], str]
+TextKeys = frozenset[tuple[str, str]]
+"""(tool, argument) of arguments that are text by the tool's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way in which models write a turn.
+
+    Attributes:
+        parse: text to content, reasoning and calls; no text raises.
+        write: content and calls to text, its inverse. Raises ValueError for what cannot be written.
+        mark: what every call begins with; a tokenizer that has it as a token speaks this format.
+        write_reasoning: reasoning to the text that stands before all else.
+        think: what opens and closes reasoning.
+        field: the field of a message that takes reasoning, for templates that write this format
+            themselves; empty where it stands in the content.
+        merges: such templates take reasoning and content of a turn with calls as one text.
+        parse_typed: `parse` for formats that do not quote text: an argument that is text by its
+            schema stays as it was written, even if it reads as a number.
+    """
+
+    parse: Parser
+    write: Formatter
+    mark: str = ""
+    write_reasoning: Callable[[str], str] = lambda reasoning: format_reasoning(reasoning)
+    think: tuple[str, str] = ("<think>", "</think>")
+    field: str = ""
+    merges: bool = False
+    parse_typed: Callable[[str, TextKeys], Parsed] | None = None
+
+    def read(self, text: str, tools: Sequence[ToolSpec] = ()) -> Parsed:
+        """Read a turn in which these tools could be called."""
+        if self.parse_typed is None or not tools:
+            return self.parse(text)
+        return self.parse_typed(text, text_keys(tools))
+
+    def turn(self, message: Message) -> str:
+        """The canonical text of an assistant's message: reasoning, content, calls."""
+        spoken = self.write(message.content, message.tool_calls)
+        return self.write_reasoning(message.reasoning) + spoken
 
 
 class Refused(ValueError):
@@ -77,6 +125,7 @@ def finite(digits: str) -> float:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_CONSTANTS: dict[str, Json] = {"True": True, "False": False, "None": None}
 _SPACE = re.compile(r"\s*")
 _EMPTY_FENCE = re.compile(r"\s*```\w*\s*```\s*")
 
@@ -147,6 +196,54 @@ def dumps(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+def text_keys(tools: Sequence[ToolSpec]) -> TextKeys:
+    """The arguments of tools that are text."""
+    found = set()
+    for tool in tools:
+        properties = tool.parameters.get("properties", {})
+        for key, schema in properties.items() if isinstance(properties, dict) else ():
+            if isinstance(schema, dict) and schema.get("type") == "string":
+                found.add((tool.name, key))
+    return frozenset(found)
+
+
+def raw_value(text: str, is_text: bool = False) -> Json:
+    """The value of an argument that is written as it is: JSON or a Python constant, else text."""
+    try:
+        value = _CONSTANTS[text] if text in _CONSTANTS else decode(text)
+    except Refused:
+        return text
+    return text if is_text and not isinstance(value, str) else value
+
+
+def raw_text(value: Json, end: str) -> str:
+    """Inverse of `raw_value`; text that would be read as another value, or holds `end`, is quoted.
+
+    Raises:
+        ValueError: NaN or an infinity.
+    """
+    if isinstance(value, str) and end not in value and raw_value(value) == value:
+        return value
+    return dumps(value).replace("</", "<\\/")
+
+
+def write_calls(
+    content: str,
+    calls: Sequence[Call],
+    write: Callable[[list[ToolCall]], str],
+    joint: str = "\n",
+) -> str:
+    """Content and calls as text: `write` for each run of good calls, bad ones as they were."""
+    blocks = [content]
+    for good, run in groupby(calls, lambda call: isinstance(call, ToolCall)):
+        found = list(run)
+        if good:
+            blocks.append(write([call for call in found if isinstance(call, ToolCall)]))
+        else:
+            blocks += [call.text for call in found if isinstance(call, BadCall)]
+    return joint.join(filter(None, blocks))
+
+
 def join_pieces(pieces: Iterable[str]) -> str:
     """The content: each piece stripped, what is not empty joined by newlines."""
     return "\n".join(piece for piece in map(str.strip, pieces) if piece)
@@ -157,14 +254,12 @@ def without_empty_fences(content: str) -> str:
     return _EMPTY_FENCE.sub("\n", content).strip()
 
 
-def split_reasoning(text: str) -> tuple[str, str]:
-    """Cut a leading `<think>` block: (reasoning, the rest). A block that is never closed is all
-    reasoning.
-    """
+def split_reasoning(text: str, think: tuple[str, str] = ("<think>", "</think>")) -> tuple[str, str]:
+    """Cut a leading block of reasoning: (reasoning, the rest); without an end all is reasoning."""
     start = text.lstrip()
-    if not start.startswith("<think>"):
+    if not start.startswith(think[0]):
         return "", text
-    reasoning, _, rest = start.removeprefix("<think>").partition("</think>")
+    reasoning, _, rest = start.removeprefix(think[0]).partition(think[1])
     return reasoning.strip(), rest
 
 

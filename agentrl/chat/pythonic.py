@@ -7,6 +7,7 @@ import keyword
 import re
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.chat.parsing import (
     MAX_DEPTH,
@@ -15,14 +16,19 @@ from agentrl.chat.parsing import (
     TOO_DEEP,
     UNTERMINATED,
     Call,
+    Format,
     Parsed,
     Refused,
+    decode,
     dumps,
     finite,
     join_pieces,
+    skip_space,
     split_reasoning,
     unique,
+    write_calls,
 )
+from agentrl.chat.tagged import Late, Tags, read_tagged
 from agentrl.types import BadCall, Json, ToolCall
 
 # Names are read here and not by `ast`, so that `-` may stand in them.
@@ -101,7 +107,7 @@ def _fenced(text: str, start: int) -> tuple[list[Call], int]:
 
 
 def _python_block(text: str, start: int, bracket: int) -> tuple[list[Call], int]:
-    """Read the list at `bracket` (if >= 0) or the bare call at `start`; no calls where it is prose."""
+    """Read the list at `bracket` (if >= 0) or the bare call at `start`; none where it is prose."""
     end = _closing(text, bracket if bracket >= 0 else text.index("(", start))
     if end < 0:
         if bracket >= 0 or _KEYWORD.match(text, start):
@@ -175,6 +181,8 @@ def _literal(node: ast.expr, depth: int = 1) -> Json:
             return finite(repr(value))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=(int() | float()) as value)):
             return -_literal(ast.Constant(value))
+        case ast.Name(id="true" | "false" | "null" as word):  # some templates write JSON here
+            return decode(word)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_literal(item, depth + 1) for item in items]
         case ast.Dict(keys=keys, values=values):
@@ -207,16 +215,11 @@ def format_python(content: str, calls: Sequence[Call]) -> str:
     Raises:
         ValueError: a tool's name is no dotted name, or an argument is no JSON value.
     """
-    blocks: list[str] = []
-    run: list[str] = []
-    for call in calls:
-        if isinstance(call, ToolCall):
-            run.append(_python_text(call))
-            continue
-        blocks += [f"[{', '.join(run)}]"] * bool(run) + [call.text]
-        run = []
-    blocks += [f"[{', '.join(run)}]"] * bool(run)
-    return "\n".join(filter(None, (content, *blocks)))
+    return write_calls(content, calls, _list_text)
+
+
+def _list_text(calls: list[ToolCall]) -> str:
+    return f"[{', '.join(map(_python_text, calls))}]"
 
 
 def _python_text(call: ToolCall) -> str:
@@ -235,3 +238,66 @@ def _python_text(call: ToolCall) -> str:
         for key, value in call.arguments.items()
     )
     return f"{call.name}({', '.join(written)})"
+
+
+# LFM2: such a list between two control tokens. Its templates write strings without escapes.
+
+_LFM2 = Tags("<|tool_call_start|>", "<|tool_call_end|>")
+_ENDS = rf"(?=\s*(?:,\s*\w+=|\)\s*(?:,\s*{_NAME}\(|\]\s*\Z)))"
+_RAW_NAME = re.compile(rf"\s*,?\s*({_NAME})\(")
+_RAW_KEY = re.compile(r"\s*,?\s*(\w+)=\s*")
+_RAW_TEXT = re.compile(rf"'(.*?)'{_ENDS}", re.DOTALL)
+_RAW_LITERAL = re.compile(rf".*?{_ENDS}", re.DOTALL)
+_RAW_END = re.compile(r"\s*\)")
+
+
+def _lfm2_body(text: str, start: int) -> tuple[list[ToolCall], int]:
+    bracket = skip_space(text, start)
+    end = _closing(text, bracket) if text.startswith("[", bracket) else -1
+    found = _python_list(text[bracket:end]) if end >= 0 else [BadCall("", NOT_LITERAL)]
+    good = [call for call in found if isinstance(call, ToolCall)]
+    if len(good) == len(found):
+        return good, end
+    close = text.find(_LFM2.close, start)
+    raw = _raw_list(text[bracket:close]) if close >= 0 else []
+    if raw:
+        return raw, close
+    why = next(call.why for call in found if isinstance(call, BadCall))
+    raise Late(why, end) if end >= 0 else Refused(why)
+
+
+def _lfm2_text(calls: list[ToolCall]) -> str:
+    return f"{_LFM2.open}{_list_text(calls)}{_LFM2.close}"
+
+
+def _raw_list(text: str) -> list[ToolCall]:
+    """The calls of a list whose strings are not escaped; empty where it cannot be told apart."""
+    calls: list[ToolCall] = []
+    position = 1
+    while name := _RAW_NAME.match(text, position):
+        pairs: list[tuple[str, Json]] = []
+        position = name.end()
+        while key := _RAW_KEY.match(text, position):
+            value = _RAW_TEXT.match(text, key.end()) or _RAW_LITERAL.match(text, key.end())
+            if value is None:
+                return []
+            pairs.append((key[1], value[1] if value.re is _RAW_TEXT else _raw_literal(value[0])))
+            position = value.end()
+        end = _RAW_END.match(text, position)
+        if end is None or len(dict(pairs)) != len(pairs):
+            return []
+        calls.append(ToolCall(name[1], dict(pairs)))
+        position = end.end()
+    return calls if text[position:].strip() == "]" else []
+
+
+def _raw_literal(text: str) -> Json:
+    return _python_arguments(f"f(x={text})")["x"]
+
+
+PYTHON = Format(parse_python, format_python)
+LFM2 = Format(
+    partial(read_tagged, tags=_LFM2, body=_lfm2_body),
+    partial(write_calls, write=_lfm2_text, joint=""),
+    _LFM2.open,
+)

@@ -15,9 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from agentrl.chat.parsers import FORMATTERS, PARSERS
-from agentrl.chat.parsing import format_reasoning
-from agentrl.chat.template import Template, ToolRole
+from agentrl.chat.detect import AWKWARD, find_parser, own_calls, reads
+from agentrl.chat.parsers import FORMATS
+from agentrl.chat.probes import probe
+from agentrl.chat.rows import ToolRole
+from agentrl.chat.template import Template
 from agentrl.errors import ConfigError, EngineError, TemplateError
 from agentrl.trajectory import FinishReason
 from agentrl.types import Message, ToolCall, ToolSpec
@@ -42,48 +44,78 @@ class Chat:
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-        parser: name of the tool-call format, one of `agentrl.chat.parsers.PARSERS`.
+        parser: name of the tool-call format, one of `agentrl.chat.parsers.FORMATS`; "auto" takes
+            the one that reads the calls which the template itself writes.
         on_rewrite: what to do with a template that rewrites earlier turns (as those that drop
-            `<think>` from history): "refuse" raises; "branch" answers True in `needs_new_branch`
-            where history changes, and the caller opens a new branch with `prompt_ids`; "keep"
-            appends to what was sampled, so the model sees more than the template would show.
+            `<think>` from history): "branch" answers True in `needs_new_branch` where history
+            changes, and the caller opens a new branch with `prompt_ids`; "keep" appends to what
+            was sampled, so the model sees more than the template would show; "refuse" raises.
         stop_ids: further tokens that end a turn, such as a generation config's `eos_token_id`.
         template_options: variables of the template, such as `{"enable_thinking": False}`.
-        tool_role: "user" sends tool results as user messages in `<tool_response>` tags, for
-            templates without a role for them.
+        tool_role: "user" sends tool results as user messages in `<tool_response>` tags; "auto"
+            does so for templates without a role for them.
+
+    Attributes:
+        round_trip: whether the parser reads back two calls with awkward arguments, as the template
+            writes them of `tool_calls`, or in the content where it writes none.
 
     Raises:
-        ConfigError: `parser` or `on_rewrite` is unknown.
-        TemplateError: the template cannot carry exact tokens; see `agentrl.chat.template.Template`.
+        ConfigError: `parser`, `on_rewrite` or `tool_role` is unknown.
+        TemplateError: the template cannot carry exact tokens, or writes calls that no parser reads.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        parser: str = "hermes",
-        on_rewrite: OnRewrite = "refuse",
+        parser: str = "auto",
+        on_rewrite: OnRewrite = "branch",
         *,
         stop_ids: Iterable[int] = (),
         template_options: Mapping[str, Any] | None = None,
-        tool_role: ToolRole = "tool",
+        tool_role: ToolRole = "auto",
     ) -> None:
-        if parser not in PARSERS:
-            raise ConfigError(f"parser={parser!r} is unknown; use one of {', '.join(PARSERS)}")
-        if on_rewrite not in ("refuse", "branch", "keep"):
-            raise ConfigError(f"on_rewrite={on_rewrite!r} is unknown; use refuse, branch or keep")
+        _one_of("parser", parser, ("auto", *FORMATS))
+        _one_of("on_rewrite", on_rewrite, ("refuse", "branch", "keep"))
+        _one_of("tool_role", tool_role, ("auto", "tool", "user"))
+        options = template_options or {}
         self.tokenizer = tokenizer
-        self.parser = parser
         self.on_rewrite = on_rewrite
-        self._parse = PARSERS[parser]
-        self._format = FORMATTERS[parser]
         self._extra_stop_ids = frozenset(stop_ids)
-        self.template = Template(tokenizer, self.turn_text, template_options or {}, tool_role)
-        if self.rewrites_history and on_rewrite == "refuse":
+        _refuse_without_template(tokenizer)
+        self._own = own_calls(tokenizer, options)
+        self.parser = parser if parser != "auto" else find_parser(tokenizer, self._own)
+        if not self.parser:
             raise TemplateError(
-                f"chat template of tokenizer {self.template.name!r} rewrites earlier turns; use"
-                " on_rewrite='branch' to open a new branch where it does, or on_rewrite='keep' to"
-                " keep what was sampled"
+                f"chat template of tokenizer {tokenizer.name_or_path!r} writes tool calls that no"
+                f" parser reads; name the nearest with chat.parser, one of {', '.join(FORMATS)}"
             )
+        self.form = FORMATS[self.parser]
+        self.template = Template(tokenizer, self.form, options)
+        probe(self.template, tool_role)
+        self._refuse_rewriting()
+
+    def _refuse_rewriting(self) -> None:
+        template, mode = self.template, self.on_rewrite
+        if template.unsteady and mode != "branch":
+            raise template.error(
+                template.unsteady,
+                f"set chat.on_rewrite to 'branch', or change the template: {mode!r} is not exact",
+            )
+        if self.rewrites_history and mode == "refuse":
+            raise template.error(
+                "rewrites earlier turns",
+                "use on_rewrite='branch' to open a new branch where it does, or on_rewrite='keep'"
+                " to keep what was sampled",
+            )
+
+    @cached_property
+    def round_trip(self) -> bool:
+        """Whether two calls with awkward arguments come back as the template writes them."""
+        if self._own:
+            return any(reads(self.parser, own) for own in self._own)
+        turn = Message.assistant("", *AWKWARD)
+        shown = self.template.render([Message.user("Hi"), turn], generation=False)
+        return self.form.parse(shown).calls == AWKWARD
 
     @property
     def rewrites_history(self) -> bool:
@@ -100,12 +132,10 @@ class Chat:
         """Tokens that end a turn: what follows a turn in the template, the tokenizer's and the
         model's end tokens.
         """
-        user, tool = self._follow_ups
-        found = {
-            self.template.encode(self.template.suffix(turn, new))[0] for turn, new in (user, tool)
-        }
-        if self.template.end_text:
-            found.add(self.template.token(self.template.end_text))
+        template = self.template
+        found = {template.encode(template.suffix(turn, new))[0] for turn, new in self._follow_ups}
+        found |= {template.token(end) for end in (template.end_text, template.last_text) if end}
+        found -= self._inner_ids
         ends: Any = self.tokenizer.eos_token_id
         return frozenset(
             found | set(_as_ids(ends)) | self._generation_config_ids() | self._extra_stop_ids
@@ -118,6 +148,11 @@ class Chat:
             if file.is_file()
             else set()
         )
+
+    @cached_property
+    def _inner_ids(self) -> set[int]:
+        """Control tokens that stand within a turn, and so end none."""
+        return {self.template.token(text) for text in self.template.markup}
 
     @cached_property
     def _follow_ups(self) -> tuple[tuple[Message, list[Message]], tuple[Message, list[Message]]]:
@@ -185,43 +220,69 @@ class Chat:
             return False
         return not self.template.keeps(messages_before, new_messages, tools)
 
-    def parse(self, ids: Sequence[int]) -> Message:
+    def parse(
+        self, ids: Sequence[int], before: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
+    ) -> Message:
         """The assistant's message that sampled ids spell; their stop token is left out, every other
         token is read.
+
+        Args:
+            before: the ids that were continued; without them, as after a user's message.
+            tools: those that could be called; formats that do not quote text read by their schemas.
         """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = self._text(body)
+        if self._opened(before) and not text.lstrip().startswith(self.form.think[0]):
+            text = self.template.thinking + text
+        parsed = self.form.read(text, tools)
+        return Message("assistant", parsed.content, parsed.calls, reasoning=parsed.reasoning)
+
+    def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(
-            list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str)
-        if self.template.thinking and not text.lstrip().startswith("<think>"):
-            text = self.template.thinking + text
-        parsed = self._parse(text)
-        return Message("assistant", parsed.content, parsed.calls, reasoning=parsed.reasoning)
+        return text
+
+    def _opened(self, before: Sequence[int]) -> bool:
+        """Whether the prompt opens the reasoning for the model."""
+        if not self.template.thinking or not before:
+            return bool(self.template.thinking)
+        tail = before[-2 * len(self.template.thinking) :]
+        return self.template.opened(self._text(tail))
 
     # Demonstrations.
 
     def turn_text(self, message: Message) -> str:
         """The canonical text of an assistant's message: reasoning, content, calls."""
-        return format_reasoning(message.reasoning) + self._format(
-            message.content, message.tool_calls
-        )
+        return self.form.turn(message)
 
-    def turn_ids(self, message: Message, new_messages: Sequence[Message] = ()) -> list[int]:
+    def turn_ids(
+        self,
+        message: Message,
+        new_messages: Sequence[Message] = (),
+        before: Sequence[int] = (),
+    ) -> list[int]:
         """The ids an engine would emit for the canonical text, with the stop token that goes before
         `new_messages`.
+
+        Args:
+            before: the ids that are continued; without them, as after a user's message.
         """
         return [
-            *self.template.encode_turn(self.template.spoken(message)),
+            *self.template.encode_turn(self.template.spoken(message, self._opened(before))),
             self._stop_id(message, new_messages),
         ]
 
     def _stop_id(self, message: Message, new_messages: Sequence[Message]) -> int:
-        if self.template.end_text:
-            return self.template.token(self.template.end_text)
+        template = self.template
+        if template.end_text:
+            return template.token(template.end_text)
         default = self._follow_ups[1 if message.tool_calls else 0]
         turn, new = (message, new_messages) if new_messages else default
-        return self.template.encode(self.template.suffix(turn, new))[0]
+        first = template.encode(template.suffix(turn, new))[0]
+        inner = first in self._inner_ids and template.last_text
+        return template.token(template.last_text) if inner else first
 
     def render_demonstrations(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
@@ -250,7 +311,7 @@ class Chat:
         rows = [Demonstration(prompt, [0] * len(prompt))]
         for index, following in zip(turns, [*turns[1:], len(messages)], strict=True):
             turn, new = messages[index], messages[index + 1 : following]
-            sampled = self.turn_ids(turn, new)
+            sampled = self.turn_ids(turn, new, rows[-1].input_ids)
             rows[-1].input_ids.extend(sampled)
             rows[-1].mask.extend([1] * len(sampled))
             if following == len(messages):
@@ -276,6 +337,19 @@ class Chat:
                 f"the conversation needs {len(rows)} branches; use render_demonstrations"
             )
         return rows[0]
+
+
+def _one_of(setting: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{setting}={value!r} is unknown; use one of {', '.join(known)}")
+
+
+def _refuse_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not getattr(tokenizer, "chat_template", None):
+        raise TemplateError(
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template; set chat.template to the"
+            " name of a shipped one or to a jinja file"
+        )
 
 
 def _as_ids(value: int | list[int] | None) -> list[int]:

@@ -1,13 +1,32 @@
-"""`agentrl list`, `agentrl new` and `agentrl check`."""
+"""`agentrl list`, `agentrl new` and `agentrl check`: environments, models, and their contracts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.options import Json, Sandbox, Set, Trust, print_json, read_settings, trusted
+from agentrl.cli.options import (
+    ChatTemplate,
+    Json,
+    OnRewrite,
+    Parser,
+    Sandbox,
+    Set,
+    TemplateOption,
+    ToolRole,
+    Trust,
+    chat_settings,
+    print_json,
+    read_settings,
+    trusted,
+)
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.chat.settings import ChatSettings
 
 
 def list_environments(as_json: Json = False) -> None:
@@ -39,15 +58,29 @@ def new(
     print("\n".join(f"try it: {command}" for command in try_it(*files)))
 
 
-def check(
-    env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
+def check(  # noqa: PLR0913 - one parameter per option
+    env: Annotated[str, typer.Argument(help="Environment id, path/to/file.py:Class, or hf:MODEL.")],
     set_: Set = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks per split that are tried.")] = 8,
     sandbox: Sandbox = "auto",
     trust: Trust = False,
+    parser: Parser = "auto",
+    on_rewrite: OnRewrite = "branch",
+    tool_role: ToolRole = "auto",
+    template_option: TemplateOption = None,
+    template: ChatTemplate = "",
     as_json: Json = False,
 ) -> None:
-    """Check the environment contract, rule by rule, in words."""
+    """Check the contract of an environment, or of a model's chat template, in words."""
+    if env.startswith("hf:"):
+        settings = chat_settings(
+            parser=parser,
+            on_rewrite=on_rewrite,
+            tool_role=tool_role,
+            template_options=template_option,
+            template=template,
+        )
+        raise typer.Exit(_check_model(env.removeprefix("hf:"), settings, as_json))
     from agentrl.evaluation.contract import check_named
 
     findings = check_named(env, read_settings(set_), n_tasks=tasks, sandbox=trusted(sandbox, trust))
@@ -66,3 +99,37 @@ def check(
                 else f"BROKEN  {rule['rule']}: {rule['problem']}"
             )
     raise typer.Exit(1 if broken else 0)
+
+
+def _check_model(model: str, settings: ChatSettings, as_json: bool) -> int:
+    """Say what a model's chat template does and which promises it breaks; 1 if it breaks one."""
+    try:
+        from agentrl.engines.factory import check_model
+    except ImportError as error:
+        raise ConfigError(
+            f"check hf:{model} needs torch and transformers: pip install 'agentrl[train]'"
+        ) from error
+    found = check_model(model, settings)
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(_in_words(found)))
+    return 1 if found["problems"] else 0
+
+
+def _in_words(found: dict[str, Any]) -> Iterator[str]:
+    yield f"model              {found['model']}"
+    if found["parser"] is not None:
+        mark = "reads two calls as the template writes them" if found["round_trip"] else "misreads"
+        yield f"parser             {found['parser']}: {mark}"
+        yield f"tool results       as {found['tool_role']} messages"
+        shown = "shown by" if found["shows_tools"] else "not shown by"
+        yield f"tools              {shown} the template"
+        if found["rewrites_history"]:
+            yield f"earlier turns      rewritten by the template: {found['on_rewrite']}"
+        else:
+            yield "earlier turns      kept as they were"
+    for problem in found["problems"]:
+        yield f"BROKEN  {problem}"
+    if not found["problems"]:
+        yield "ok      every promise of exact tokens holds"

@@ -8,10 +8,16 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.options import (
+    ChatTemplate,
     Json,
+    OnRewrite,
+    Parser,
     Sandbox,
     Set,
+    TemplateOption,
+    ToolRole,
     Trust,
+    chat_settings,
     print_json,
     read_prices,
     read_settings,
@@ -23,7 +29,7 @@ from agentrl.errors import ConfigError
 def evaluate(  # noqa: PLR0913 - one parameter per option
     env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
     policy: Annotated[
-        str, typer.Option(help="oracle, noop, hf:PATH or openai:MODEL@URL.")
+        str, typer.Option(help="oracle, noop, hf:MODEL (a folder or ORG/NAME) or openai:MODEL@URL.")
     ] = "oracle",
     tasks: Annotated[
         Path | None, typer.Option(help="Task file, for environments that take one.")
@@ -38,6 +44,15 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     trust: Trust = False,
     seed: Annotated[int, typer.Option(help="Every other seed is derived from it.")] = 0,
     temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the likeliest, up to this mass.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample among so many likeliest; 0: all.")] = 0,
+    parser: Parser = "auto",
+    on_rewrite: OnRewrite = "branch",
+    tool_role: ToolRole = "auto",
+    template_option: TemplateOption = None,
+    template: ChatTemplate = "",
     price: Annotated[
         str, typer.Option(help="US dollars per million prompt,completion tokens of a served model.")
     ] = "",
@@ -54,7 +69,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.evaluation.run import evaluate as run
     from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
-    from agentrl.report.display import episode_bar
+    from agentrl.report.display import console, episode_bar
 
     settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
     try:
@@ -73,13 +88,25 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         sandbox=trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        chat=chat_settings(
+            parser=parser,
+            on_rewrite=on_rewrite,
+            tool_role=tool_role,
+            template_options=template_option,
+            template=template,
+        ),
         prices=read_prices(price),
         out=out,
     )
     with episode_bar(f"{env} · {policy}") as bar:
-        result = run(
-            plan, EvalProgress(lambda total: bar.restart(f"{env} · {policy}", total), bar.episode)
+        progress = EvalProgress(
+            lambda total: bar.restart(f"{env} · {policy}", total),
+            bar.episode,
+            lambda said: console.print(said, highlight=False, soft_wrap=True),
         )
+        result = run(plan, progress)
     if as_json:
         print_json(result)
     else:

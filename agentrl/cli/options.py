@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.chat.settings import ChatSettings
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
@@ -23,8 +26,52 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable."),
 ]
 
+Parser = Annotated[
+    str,
+    typer.Option(help="Tool-call format of an hf: model; auto: the one its chat template writes."),
+]
+OnRewrite = Annotated[
+    str,
+    typer.Option(help="Where the chat template changes earlier turns: branch, keep or refuse."),
+]
+ToolRole = Annotated[
+    str,
+    typer.Option(help="Role of tool results: tool or user; auto: user where there is no other."),
+]
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-option", metavar="KEY=VALUE", help="A variable of the template; repeatable."
+    ),
+]
+ChatTemplate = Annotated[
+    str,
+    typer.Option(
+        "--template", help="Chat template of a model without one: chatml, plain or a jinja file."
+    ),
+]
 
-def read_settings(pairs: list[str] | None) -> dict[str, Any]:
+
+def chat_settings(**options: Any) -> ChatSettings:
+    """The settings of a chat from the options of a command; `template_options` as `key=value`.
+
+    Raises:
+        ConfigError: one sentence with the option and what is wrong with it.
+    """
+    from pydantic import ValidationError
+
+    from agentrl.chat.settings import ChatSettings
+
+    pairs = read_settings(options.pop("template_options"), "--template-option")
+    try:
+        return ChatSettings(template_options=pairs, **options)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        option = f"--{str(problem['loc'][0]).replace('_', '-')}"
+        raise ConfigError(f"{option} {problem['input']!r}: {problem['msg'].lower()}") from None
+
+
+def read_settings(pairs: list[str] | None, option: str = "--set") -> dict[str, Any]:
     """`key=value` pairs; values are read as JSON where they are JSON, else as text.
 
     Raises:
@@ -34,7 +81,7 @@ def read_settings(pairs: list[str] | None) -> dict[str, Any]:
     for pair in pairs or ():
         key, separator, text = pair.partition("=")
         if not separator or not key:
-            raise ConfigError(f"--set {pair!r}: write it as key=value")
+            raise ConfigError(f"{option} {pair!r}: write it as key=value")
         try:
             settings[key] = json.loads(text)
         except ValueError:

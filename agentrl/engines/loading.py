@@ -1,10 +1,12 @@
-"""A model folder -> model and tokenizer, with one clear sentence for every way in which the folder
-can be wrong.
+"""A model's name -> model and tokenizer, with one clear sentence for every way to fail.
+
+A name is a folder, or `ORG/NAME` or `ORG/NAME@REVISION` on the Hugging Face hub.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +21,67 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
+_HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_OTHER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
+def find_model(name: str | Path) -> Path:
+    """The folder of a model: itself, or that of the hub's model in the local cache.
+
+    A model of the hub that is not in the cache is downloaded.
+
+    Raises:
+        ConfigError: there is no such folder, and the hub does not have it or cannot be reached.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    hub = _HUB_NAME.fullmatch(str(name))
+    if hub is None or folder.exists():
+        raise ConfigError(
+            f"model folder {folder} does not exist: give the path of a Hugging Face model folder,"
+            " or a name on the hub, as in Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@main"
+        )
+    return _from_hub(hub[1], hub[2])
+
+
+def _from_hub(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        cached = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        cached = None
+    if cached and any(path for kind in _WEIGHTS for path in cached.glob(kind)):
+        return cached
+    try:
+        # One request without retries says at once that there is no network.
+        found = HfApi().model_info(repo, revision=revision, timeout=10)
+        names = [file.rfilename for file in found.siblings or ()]
+        weights = _WEIGHTS[0 if any(name.endswith(".safetensors") for name in names) else 1]
+        patterns = [weights, *_OTHER_FILES]
+        return Path(snapshot_download(repo, revision=found.sha, allow_patterns=patterns))
+    except Exception as error:
+        if cached:  # the tokenizer alone may be what is wanted
+            return cached
+        why = str(error).strip().partition("\n")[0]
+        version = f" --revision {revision}" if revision else ""
+        raise ConfigError(
+            f"model {repo!r} is no folder, is not in the Hugging Face cache and cannot be"
+            f" downloaded ({type(error).__name__}: {why}): run `hf download {repo}{version}` where"
+            " there is a network, or give the path of a folder"
+        ) from error
+
+
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder.
 
     Raises:
         ConfigError: there is no such folder, or no tokenizer in it that can be loaded.
     """
-    folder = _folder(path)
+    folder = find_model(path)
     if not any(
         (folder / name).is_file()
         for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")
@@ -112,9 +168,8 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
     It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in
     float32 whatever the folder's precision: steps of a usual learning rate are smaller than
     bfloat16 can hold. A head that the folder lacks starts at zero: from a policy, V = 0 everywhere.
-    From a reward model, V is its reward for the
-        conversation so far.
-    The global random state is left alone.
+    From a reward model, V is its reward for the conversation so far. The global random state is
+    left alone.
 
     Raises:
         ConfigError: there is no such folder, no model in it that can be loaded, or one whose head
@@ -123,8 +178,9 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
     import torch
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    with _readable(_folder(path), "config"):
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    folder = find_model(path)
+    with _readable(folder, "config"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     config.num_labels = 1
     wide = torch.promote_types(config.dtype or torch.float32, torch.float32)
     with (
@@ -133,7 +189,7 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
     ):  # a missing head is drawn at random, and reported; then it is 0
         model, found = _load(
             AutoModelForTokenClassification,
-            path,
+            folder,
             config=config,
             dtype=wide,
             output_loading_info=True,
@@ -156,15 +212,13 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
 
 
 def scalar_head(model: Any) -> torch.nn.Linear:
-    """The layer of a token classifier that makes labels of hidden states, whatever its family calls
-    it.
-    """
+    """The layer of a token classifier that makes labels of hidden states."""
     head: torch.nn.Linear = getattr(model, "score", None) or model.classifier
     return head
 
 
 def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
-    folder = _folder(path)
+    folder = find_model(path)
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"model folder {folder} has no config.json: save a model there with"
@@ -210,12 +264,3 @@ def _readable(folder: Path, what: str) -> Iterator[None]:
         raise ConfigError(
             f"the {what} of folder {folder} cannot be loaded: {type(error).__name__}: {why}"
         ) from error
-
-
-def _folder(path: str | Path) -> Path:
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"model folder {folder} does not exist: give the path of a Hugging Face model folder"
-        )
-    return folder

@@ -1,4 +1,4 @@
-"""Run an evaluation: admit tasks, play them, summarise; interrupted, it goes on where it stopped."""
+"""Run an evaluation: admit tasks, play them, summarise; or go on where it was interrupted."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.chat.settings import ChatSettings, in_words
+from agentrl.engines.base import Sampling
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.passk import summarize
@@ -27,7 +29,7 @@ from agentrl.types import Ending, Task
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
 
-POLICIES = "oracle, noop, hf:PATH or openai:MODEL@URL"
+POLICIES = "oracle, noop, hf:MODEL or openai:MODEL@URL"
 _BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
 
 
@@ -42,7 +44,8 @@ class EvalPlan:
         ks: values of k for pass@k; none may exceed `samples`.
         limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
         out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
-        temperature: of a sampled policy.
+        temperature, top_p, top_k: of a sampled policy; a served one takes the first alone.
+        chat: how messages become the tokens of an `hf:` policy.
         prices: US dollars per million prompt and completion tokens of a served policy; None where
             not known.
     """
@@ -57,6 +60,9 @@ class EvalPlan:
     seed: int = 0
     concurrency: int = 0
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    chat: ChatSettings = field(default_factory=ChatSettings)
     prices: tuple[float, float] | None = None
     out: Path | None = None
 
@@ -72,6 +78,10 @@ class EvalPlan:
             raise ConfigError(f"--limit {self.limit} must not be negative")
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"--temperature {self.temperature} must be zero or positive")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top-p {self.top_p} must be above 0 and at most 1")
+        if self.top_k < 0:
+            raise ConfigError(f"--top-k {self.top_k} must be zero or positive")
 
 
 @dataclass
@@ -80,6 +90,7 @@ class EvalProgress:
 
     started: Callable[[int], None] = lambda episodes: None
     episode: Callable[[Episode], None] = lambda episode: None
+    note: Callable[[str], None] = lambda sentence: None
 
 
 def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, Any]:
@@ -94,6 +105,8 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     env = plan.make()
     tasks = _take(env, plan)
     policy = open_policy(plan, env)
+    if isinstance(policy, TokenPolicy):
+        progress.note(in_words(policy.chat))
     pool = pool_for(env, plan.sandbox, plan.concurrency or None)
     run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
     done = _recorded(plan, run)
@@ -137,6 +150,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         "policy": plan.policy,
         "split": plan.split,
         "seed": plan.seed,
+        **_chat_of(plan, policy),
         **summarize(episodes, plan.ks),
         "failures": _failures(episodes),
         "n_retried": len(attempts) - len(episodes),
@@ -157,19 +171,36 @@ def describe(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, A
     return {
         "settings": json.loads(json.dumps(getattr(plan.make, "keywords", {}), default=repr)),
         "policy": plan.policy,
-        "model": fingerprint_of(Path(path)) if kind == "hf" else "",
+        "model": _fingerprint(path) if kind == "hf" else "",
         "temperature": plan.temperature,
+        "top_p": plan.top_p,
+        "top_k": plan.top_k,
+        **({"chat": plan.chat.model_dump(mode="json")} if kind == "hf" else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},
     }
 
 
+def _fingerprint(model: str) -> str:
+    from agentrl.engines.loading import find_model
+
+    return fingerprint_of(find_model(model))
+
+
+def _chat_of(plan: EvalPlan, policy: Policy) -> dict[str, Any]:
+    """What was chosen of a model's chat, for the record."""
+    if not isinstance(policy, TokenPolicy):
+        return {}
+    return {"chat": plan.chat.found(policy.chat).model_dump(mode="json")}
+
+
 def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
-    """The policy behind a name such as `oracle` or `hf:PATH`.
+    """The policy behind a name such as `oracle` or `hf:MODEL`, a folder or a name on the hub.
 
     Raises:
-        ConfigError: unknown name, or a model folder that cannot be used.
+        ConfigError: unknown name, or a model that cannot be used.
+        TemplateError: the model's chat template cannot carry exact tokens.
     """
     kind, _, path = plan.policy.partition(":")
     if plan.policy == "oracle":
@@ -177,7 +208,7 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
     if plan.policy == "noop":
         return noop()
     if kind == "hf" and path:
-        return _transformers_policy(path, plan.temperature, env.limits.turn_tokens)
+        return _transformers_policy(path, plan, env.limits.turn_tokens)
     if kind == "openai":
         return _served_policy(path, plan)
     if kind == "vllm":
@@ -209,26 +240,18 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
     )
 
 
-def _transformers_policy(path: str, temperature: float, turn_tokens: int) -> Policy:
+def _transformers_policy(model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
     try:
-        from agentrl.engines.loading import (
-            best_device,
-            load_model,
-            load_tokenizer,
-            transformers_engine,
-        )
+        from agentrl.engines.factory import open_chat, open_engine
+        from agentrl.engines.loading import best_device, load_model
     except ImportError as error:
         raise ConfigError(
-            f"--policy hf:{path} needs torch and transformers: pip install 'agentrl[train]'"
+            f"--policy hf:{model} needs torch and transformers: pip install 'agentrl[train]'"
         ) from error
-    from agentrl.chat.tokens import Chat
-    from agentrl.engines.base import Sampling
-
-    chat = Chat(load_tokenizer(path))
-    engine = transformers_engine(load_model(path, best_device()), chat)
-    return TokenPolicy(
-        engine, chat, Sampling(temperature=temperature, max_tokens=turn_tokens), name=f"hf:{path}"
-    )
+    chat = open_chat(model, plan.chat)
+    engine = open_engine(load_model(model, best_device()), chat)
+    sampling = Sampling(plan.temperature, plan.top_p, plan.top_k, turn_tokens)
+    return TokenPolicy(engine, chat, sampling, name=f"hf:{model}")
 
 
 def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:

@@ -177,7 +177,7 @@ class _TokenPlayer:
         self._sampled += len(out.ids)
         self._turn += 1
         self._seen = len(history)
-        message = chat.parse(out.ids)
+        message = chat.parse(out.ids, branch.ids, tools)
         if out.finish == "stop":
             return message, None
         return message, EndReason.CONTEXT_LENGTH if budget == room else EndReason.MAX_TOKENS

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.chat import parsing
-from agentrl.chat.parsers import FORMATTERS, PARSERS
-from agentrl.chat.parsing import Parsed, format_reasoning, split_reasoning
-from agentrl.types import BadCall, ToolCall
+from agentrl.chat.parsers import FORMATS, FORMATTERS, PARSERS
+from agentrl.chat.parsing import Parsed, split_reasoning
+from agentrl.types import BadCall, Message, ToolCall
 
 NAMES = sorted(PARSERS)
 SENTENCES = {
@@ -33,6 +33,18 @@ MARKS = (
     "<parameter=a>",
     "</think>",
     "```",
+    "<arg_key>a</arg_key>",
+    "</arg_value>",
+    "</atem:parameter>",
+    "<|tool_call_end|>",
+    "<｜tool▁call▁end｜>",
+    "<|END_ACTION|>",
+    "[TOOL_CALLS]",
+    "<|end|>",
+    "<|start|>assistant",
+    "<|message|>",
+    "<|eom|>",
+    "<tool_call|>",
 )
 plain_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 tricky_text = st.one_of(
@@ -55,8 +67,9 @@ values = st.recursive(
 )
 tool_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,12}", fullmatch=True)
 xml_keys = st.text(
-    st.characters(exclude_categories=("Cs",), exclude_characters="<>\n"), min_size=1, max_size=8
+    st.characters(exclude_categories=("Cs",), exclude_characters='<>\n"'), min_size=1, max_size=8
 )
+RAW = ("xml", "glm", "atem")
 
 
 def tool_calls(keys: st.SearchStrategy[str]) -> st.SearchStrategy[list[ToolCall]]:
@@ -79,9 +92,9 @@ words = words.map(lambda text: parsing.join_pieces(text.split("\n")))
 @settings(max_examples=60, deadline=None)
 def test_parse_inverts_format(name: str, data: st.DataObject) -> None:
     content = data.draw(words)
-    wanted = data.draw(tool_calls(xml_keys if name == "xml" else tricky_text))
+    wanted = data.draw(tool_calls(xml_keys if name in RAW else tricky_text))
     reasoning = data.draw(words)
-    text = format_reasoning(reasoning) + FORMATTERS[name](content, wanted)
+    text = FORMATS[name].turn(Message("assistant", content, tuple(wanted), reasoning=reasoning))
     assert same(PARSERS[name](text), Parsed(content, reasoning, tuple(wanted)))
 
 
@@ -92,6 +105,14 @@ def test_bad_calls_are_written_back_as_they_were(name: str) -> None:
         "xml": "<tool_call>nothing</tool_call>",
         "llama_json": '{"name": 1, "parameters": {}}',
         "python": "[f(1)]",
+        "glm": "<tool_call>f<arg_key>a</tool_call>",
+        "deepseek": "<｜tool▁call▁begin｜>f<｜tool▁call▁end｜>",
+        "cohere": "<|START_ACTION|>[1]<|END_ACTION|>",
+        "mistral": '[TOOL_CALLS]{"name": 1}',
+        "lfm2": "<|tool_call_start|>[f(1)]<|tool_call_end|>",
+        "gemma": "<|tool_call>call:f{a}<tool_call|>",
+        "harmony": " to=functions.f<|message|>{}}<|end|><|start|>assistant",
+        "atem": " to=f<|message|>nothing<|eom|><|start|>assistant",
     }[name]
     good = FORMATTERS[name]("", [ToolCall("g", {"a": 1})])
     first = PARSERS[name](f"{text}\n{good}")
@@ -189,6 +210,21 @@ PIECES = [
     '{"name": "f", "arguments": {',
     '"parameters": {',
     "}}",
+    "<|start|>assistant",
+    " to=functions.f",
+    "<|channel|>analysis",
+    "<|message|>",
+    '<atem:invoke name="f">',
+    "<atem:function_calls>",
+    "<|tool_call>call:f{",
+    '<|"|>',
+    "a:",
+    "<|tool_call_start|>[",
+    "'",
+    "f(a='",
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n",
+    "<|START_ACTION|>",
+    "f[ARGS]",
 ]
 PIECES += [
     "f(",
@@ -254,6 +290,13 @@ DEEP = 50_000
         ("python", "f(a=" + "1+" * DEEP + "1)"),
         ("python", "f(a=" + "not " * DEEP + "1)"),
         ("python", "[" + "f(a=" * DEEP),
+        ("lfm2", "<|tool_call_start|>[f(a=" + "[" * DEEP + "]" * DEEP + ")]<|tool_call_end|>"),
+        ("gemma", "<|tool_call>call:f{a:" + "[" * DEEP + "]" * DEEP + "}<tool_call|>"),
+        ("gemma", "<|tool_call>call:f{a:" + "{a:" * DEEP),
+        ("harmony", " to=functions.f<|message|>" + '{"a":' * DEEP),
+        ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" + '{"a":' * DEEP),
+        ("mistral", "[TOOL_CALLS]" + "[" * DEEP),
+        ("cohere", "<|START_ACTION|>" + "[" * DEEP),
     ],
 )
 def test_huge_nesting_is_a_bad_call(name: str, text: str) -> None:
@@ -276,6 +319,15 @@ OPENINGS = [
     "<tool_call><function=f><parameter=a>",
     "<parameter=a>",
 ]
+OPENINGS += ["<|message|>", " to=f<|message|>", "<|start|>assistant", "<|channel|>"]
+OPENINGS += ["<atem:function_calls>", '<atem:invoke name="f"><atem:parameter name="a">']
+OPENINGS += [
+    "<|tool_call>",
+    "<|tool_call>call:f{a:{",
+    "<|tool_call_start|>[f(a='",
+    "[TOOL_CALLS][{",
+]
+OPENINGS += ["<tool_call>f<arg_key>a</arg_key><arg_value>", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"]
 OPENINGS += ["{\n", "[f(a=", "f(a=", 'f("""', "[{", "<|python_tag|>", '{"name":\n', "<think>"]
 
 

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl.chat.rows import SHOWS_NO_TOOLS
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 
-CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = (
+    SHOWS_NO_TOOLS
+    + """\
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}
 {{- '<|im_start|>assistant\\n' + message.content }}
@@ -35,6 +39,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
+)
 """Names no tools: a tiny model learns them by demonstration, and schemas would fill its context."""
 
 

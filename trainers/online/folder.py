@@ -52,8 +52,13 @@ class RunFolder:
         self._parts = ExitStack()
         self._trackers: list[Tracker] = []
 
-    def open(self) -> None:
-        """Begin to record; rows of rounds that are played again are set aside."""
+    def open(self, config: TrainConfig) -> None:
+        """Begin to record; rows of rounds that are played again are set aside.
+
+        Args:
+            config: the settings, with what they left open found out.
+        """
+        self._config = config
         self.path.mkdir(parents=True, exist_ok=True)
         for name in ("metrics", "episodes", "samples/top", "samples/random"):
             set_aside(self.path / f"{name}.jsonl", self._is_redone)

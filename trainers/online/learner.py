@@ -68,11 +68,11 @@ class Learner:
                 f"loss.critic.warmup={self.recipe.critic.warmup} leaves none of"
                 f" steps={config.steps} to the policy: only the critic learns"
             )
-        source = found.model if found else Path(config.model)
+        source = found.model if found else config.model
         with torch.random.fork_rng():  # new adapters are drawn at random
             torch.manual_seed(self.seed_of("adapter") % 2**63)
             adapter = found.adapter if found and config.compute.lora_rank else None
-            start = Path(config.model) if adapter else source
+            start = config.model if adapter else source
             self.model = load_policy(start, config.compute, adapter)
         self.optimizer = make_optimizer(
             self.model.parameters(),
@@ -177,7 +177,7 @@ class Learner:
             return reset
         return reference_of(self.model, self.config.compute, self.config.model)
 
-    def _open_critic(self, found: Checkpoint | None, policy: Path) -> Critic | None:
+    def _open_critic(self, found: Checkpoint | None, policy: str | Path) -> Critic | None:
         """The critic of a recipe that needs one: as it was saved, or new."""
         if "critic" not in self.recipe.needs:
             return None

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentrl.chat.tokens import Chat
+from agentrl.chat.settings import in_words
 from agentrl.curriculum.source import TaskSource, Uniform
 from agentrl.engines.base import Sampling
-from agentrl.engines.loading import load_tokenizer, transformers_engine
+from agentrl.engines.factory import open_chat, open_engine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
@@ -71,12 +71,13 @@ class Run:
         resume: bool = False,
         listen: Listener | None = None,
     ) -> None:
-        self.config = config
         self.listen = listen or (lambda kind, what: None)
         self.folder = RunFolder(path, config, resume=resume)
         found = self.folder.found
-        self.tokenizer = load_tokenizer(found.model if found else Path(config.model))
-        self.chat = Chat(self.tokenizer)
+        self.chat = open_chat(found.model if found else config.model, config.chat)
+        self.tokenizer = self.chat.tokenizer
+        self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})
+        self.listen("chat", in_words(self.chat))
         self.learner = Learner(config, found, self._warn, self.folder.keep)
         pad_id = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad_id is None else int(pad_id)
@@ -88,7 +89,7 @@ class Run:
         self._parts = ExitStack()
         try:
             self._open_sampler(make)
-            self.folder.open()  # last: a part that cannot be had leaves the folder as it was
+            self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was
             self._parts.callback(self.folder.close)
             played = path / "episodes.jsonl"
             self.watch.open(path, played, self.folder.start, self._parts)
@@ -163,7 +164,7 @@ class Run:
     def _open_sampler(self, make: Callable[[], ToolEnv]) -> None:
         config, model = self.config, self.learner.model
         sampled = sampling_copy(model) if config.engine.own_weights else model
-        engine = transformers_engine(sampled, self.chat, synchronous=config.deterministic)
+        engine = open_engine(sampled, self.chat, synchronous=config.deterministic)
         env = make()
         sampling = Sampling(temperature=config.temperature, max_tokens=env.limits.turn_tokens)
         concurrency = min(config.tasks_per_step * config.group_size, MAX_CONCURRENCY)

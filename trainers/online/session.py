@@ -110,6 +110,8 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
             bar.episode(what)
         elif kind == "phase":
             bar.restart(*what)
+        elif kind == "chat":
+            console.print(what, highlight=False, soft_wrap=True)
         elif kind == "warning":
             console.print(f"[yellow]{what}[/yellow]", highlight=False, soft_wrap=True)
         elif kind == "metrics":

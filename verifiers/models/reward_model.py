@@ -92,7 +92,7 @@ class RewardModel:
         model.config.get_text_config().pad_token_id = pad
         self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
         self._model = model.eval()
-        self._template = Chat(tokenizer, on_rewrite="keep").template
+        self._template = Chat(tokenizer).template
         self._pad = pad
         self._bound = bound
         self._max_batch = max_batch

@@ -56,7 +56,7 @@ def test_another_engine_stands_behind_the_same_driver(model, tmp_path, monkeypat
         made.append(NaiveEngine(copy.deepcopy(source), chat.stop_ids))
         return made[-1]
 
-    monkeypatch.setattr("agentrl.trainers.online.run.transformers_engine", naive)
+    monkeypatch.setattr("agentrl.trainers.online.run.open_engine", naive)
     rows = run(settings(model, steps=3, eval_every=0), tmp_path / "x")
     assert made[0].loads == [0, 1, 2, 3] and made[0].closed
     assert all(row["parity/gap_max"] < 1e-4 for row in rows)
@@ -69,7 +69,7 @@ def test_an_engine_that_keeps_its_old_weights_is_found_out(model, tmp_path, monk
             self.version = version
 
     monkeypatch.setattr(
-        "agentrl.trainers.online.run.transformers_engine",
+        "agentrl.trainers.online.run.open_engine",
         lambda source, chat, *, synchronous: Deaf(copy.deepcopy(source), chat.stop_ids),
     )
     with pytest.raises(ParityError):

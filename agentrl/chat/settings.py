@@ -1,0 +1,61 @@
+"""The settings of a chat, as files and commands give them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from agentrl.chat.tokens import Chat
+
+ParserName = Literal[
+    "auto",
+    "hermes",
+    "xml",
+    "glm",
+    "deepseek",
+    "cohere",
+    "mistral",
+    "llama_json",
+    "python",
+    "lfm2",
+    "gemma",
+    "harmony",
+    "atem",
+]
+
+
+class ChatSettings(BaseModel):
+    """How messages become a model's tokens, and its tokens messages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    parser: ParserName = "auto"
+    """Tool-call format; "auto": the one in which the model's chat template writes calls."""
+    on_rewrite: Literal["branch", "keep", "refuse"] = "branch"
+    """Where the template changes earlier turns: open a new branch, append nevertheless, or stop."""
+    tool_role: Literal["auto", "tool", "user"] = "auto"
+    """Role of tool results; "auto": "user" where the template has none for them."""
+    template_options: dict[str, Any] = {}
+    """Variables of the chat template: `{enable_thinking = false}`."""
+    template: str = ""
+    """A shipped chat template or a jinja file, in place of the model's own; empty: its own."""
+
+    def found(self, chat: Chat) -> ChatSettings:
+        """These settings with what "auto" became."""
+        chosen = {"parser": chat.parser, "tool_role": chat.template.tool_role}
+        return self.model_copy(update=chosen)
+
+
+def in_words(chat: Chat) -> str:
+    """One line on what was chosen, for people."""
+    template = chat.template
+    parts = [
+        f"parser {chat.parser}",
+        "tool results as user messages" if template.tool_role == "user" else "",
+        "" if template.takes_system else "system message in the first user message",
+        "" if chat.shows_tools else "tools described in the system message",
+        f"earlier turns are rewritten: {chat.on_rewrite}" if chat.rewrites_history else "",
+    ]
+    return "chat: " + "; ".join(filter(None, parts))
