@@ -228,7 +228,21 @@ def _load(loader: Any, path: str | Path, **kwargs: Any) -> Any:
 
     logging.disable_progress_bar()
     with _readable(folder, "model"):
-        return loader.from_pretrained(folder, local_files_only=True, **kwargs)
+        loaded = loader.from_pretrained(folder, local_files_only=True, **kwargs)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if hasattr(model, "parameters"):
+        _own_memory(model)
+    return loaded
+
+
+def _own_memory(model: PreTrainedModel) -> None:
+    """Move every tensor out of the mapped file that it was read from.
+
+    There it may begin at any address, and on some processors kernels round differently at
+    addresses that are no multiple of 64: a loaded model would not compute what a fresh one does.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def transformers_engine(

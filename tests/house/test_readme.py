@@ -5,6 +5,7 @@ somewhere.
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,13 @@ def test_the_example_is_the_one_that_is_run() -> None:
     text = (REPO / "examples/01_write_an_environment.py").read_text()
     body = environment_example().split("Shelf = ")[1]
     assert body.strip() in text
+
+
+def test_the_training_loop_is_quoted_from_the_file_that_runs() -> None:
+    (block,) = re.findall(r"```python\n(for step in .*?)```", README, re.DOTALL)
+    text = (REPO / "trainers/grpo.py").read_text()
+    assert textwrap.indent(block, 8 * " ") in text
+    assert "optimizer.step()" in block and block.count("\n") >= 15
 
 
 def test_every_name_of_the_tree_exists() -> None:

@@ -54,6 +54,25 @@ class Hopeless(Parity):
     verifier = never
 
 
+async def breaks_on_sevenths(submission):
+    """`even_length`, but it breaks where the last answer's length is a multiple of 7."""
+    if len(submission.answer) % 7 == 0:
+        raise ValueError("no verdict")
+    return await even_length(submission)
+
+
+class Breaking(Parity):
+    """Episodes of one to three turns, with a verifier that breaks on some of them every time."""
+
+    id = "breaking-v0"
+    verifier = breaks_on_sevenths
+
+    async def on_text(self, message: Message) -> Step:
+        if len(message.content) % 3 == 0:
+            return Step(end=EndReason.ANSWERED)
+        return await super().on_text(message)
+
+
 async def even_file(submission):
     """1 where the file that left the sandbox has an even number of bytes."""
     return Score(float(len(submission.artifacts.get("said.txt", b"x")) % 2 == 0), {}, "even or odd")

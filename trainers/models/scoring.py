@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,9 +20,23 @@ EntropyMode = Literal["off", "value", "gradient"]
 _Way = Literal["head", "gathered", "whole"]
 
 
+class MaskedIds(Protocol):
+    """Right-padded token ids, and at which of them log-probabilities are wanted."""
+
+    @property
+    def ids_BT(self) -> Tensor:
+        """int64 token ids."""
+        ...
+
+    @property
+    def mask_BT(self) -> Tensor:
+        """bool, True at wanted tokens; never at the first token of a row."""
+        ...
+
+
 def token_logprobs(
     model: torch.nn.Module,
-    batch: TokenBatch,
+    batch: MaskedIds,
     temperature: float = 1.0,
     *,
     chunk: int | None = None,
@@ -49,8 +63,8 @@ def token_logprobs(
             many as fit 64 MiB.
         entropy: leave it out, compute its value, or compute it with gradient (for an entropy
             bonus).
-        top: K, how many of the likeliest tokens to give; 0: none. Where the batch names top tokens,
-            those are given.
+        top: K, how many of the likeliest tokens to give; 0: none. Where a `TokenBatch` names top
+            tokens, those are given.
 
     Raises:
         ValueError: the temperature or the chunk is not positive, or `top` is negative.
@@ -61,9 +75,8 @@ def token_logprobs(
         )
     predicted_BT = batch.mask_BT[:, 1:]
     targets_N = batch.ids_BT[:, 1:][predicted_BT]
-    asked_NK = (
-        batch.top_ids_BTK[:, 1:][predicted_BT] if top and batch.top_ids_BTK is not None else None
-    )
+    asked_BTK = batch.top_ids_BTK if top and isinstance(batch, TokenBatch) else None
+    asked_NK = None if asked_BTK is None else asked_BTK[:, 1:][predicted_BT]
     reading = Reading(
         temperature, entropy != "off", top if asked_NK is None else asked_NK.shape[-1], asked_NK
     )
