@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Sampling
-from agentrl.engines.loading import load_model, load_tokenizer, transformers_engine
+from agentrl.engines.loading import load_critic, load_model, load_tokenizer, transformers_engine
 from agentrl.engines.transformers import TransformersEngine, draw
 from agentrl.errors import ConfigError, EngineError
 from agentrl.policies.base import TokenPolicy
@@ -488,3 +488,11 @@ def test_a_batch_that_runs_can_be_aborted(model, chat):
     asyncio.run(play())
     hook.remove()
     asyncio.run(engine.close())
+
+
+def test_loaded_weights_have_memory_of_their_own():
+    """At addresses that are no multiple of 64 kernels round differently on some processors."""
+    model = load_model(tiny_model_folder())
+    assert {tensor.data_ptr() % 64 for tensor in (*model.parameters(), *model.buffers())} == {0}
+    critic = load_critic(tiny_model_folder())
+    assert {tensor.data_ptr() % 64 for tensor in critic.parameters()} == {0}

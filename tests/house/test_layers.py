@@ -27,12 +27,7 @@ MAY_IMPORT = {
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),
     "openai": ("agentrl/policies/served.py",),
-    "typer": (
-        "agentrl/cli/app.py",
-        "agentrl/cli/audit.py",
-        "agentrl/cli/images.py",
-        "agentrl/cli/options.py",
-    ),
+    "typer": ("agentrl/cli/",),
 }
 """Package -> who may import it; inside a function others may import gymnasium too, as its own
 plugins must.
