@@ -1,7 +1,8 @@
 """Really does the work of a plan in a process of its own, and prints the peak of its memory above
 what imports take.
 
-python memory_run.py '{"model": {…}, "work": {…}, "reference": false}'
+python memory_run.py '{"model": {…}, "work": {…}, "row_tokens": 512,
+    "checkpointing": false, "reference": false}'
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
+from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.models.scoring import frozen_logprobs, token_logprobs
-from agentrl.trainers.online.memory import Work, example
+from agentrl.trainers.online.memory import Work
 
 
 def config_of(row):
@@ -39,8 +41,32 @@ def status(name):
     return int(text.partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def update(model, optimizer, work, reference):
-    batch = example(work).to(model.device)
+def example(work, row_tokens):
+    """A micro-batch of that size: every position but the first of a row may be a sampled one."""
+    mask_BT = torch.ones((work.micro_tokens // row_tokens, row_tokens), dtype=torch.bool)
+    mask_BT[:, 0] = False
+    if work.trained_tokens is not None:
+        mask_BT &= (mask_BT.flatten().cumsum(0) <= work.trained_tokens).view_as(mask_BT)
+    count, zeros_BT = len(mask_BT), torch.zeros(mask_BT.shape)
+    return TokenBatch(
+        ids_BT=zeros_BT.long(),
+        mask_BT=mask_BT,
+        attention_BT=torch.ones_like(mask_BT),
+        old_logprobs_BT=zeros_BT,
+        advantages_BT=zeros_BT,
+        turn_BT=zeros_BT.int(),
+        version_BT=zeros_BT.int(),
+        episode_B=torch.arange(count),
+        group_E=torch.zeros(count, dtype=torch.int64),
+        reward_E=torch.zeros(count),
+        truncated_E=torch.zeros(count, dtype=torch.bool),
+        tokens_E=mask_BT.sum(1),
+        n_tokens=int(mask_BT.sum()),
+        n_episodes=count,
+    )
+
+
+def update(model, optimizer, batch, reference):
     if reference is not None:
         frozen_logprobs(reference, batch)
     model.train()
@@ -67,13 +93,14 @@ def sample(engine, work):
     asyncio.run(everyone())
 
 
-def work_through(model, work, reference=None):
+def work_through(model, work, row_tokens, reference=None):
+    batch = example(work, row_tokens).to(model.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     engine = TransformersEngine(model, frozenset())
     for _ in range(2):
-        if work.sample_tokens:
+        if work.samples:
             sample(engine, work)
-        update(model, optimizer, work, reference)
+        update(model, optimizer, batch, reference)
     asyncio.run(engine.close())
 
 
@@ -86,17 +113,16 @@ def main(row):
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
     }
-    work_through(
-        build(small), Work(64, 32, None, 2, 16)
-    )  # loads what the libraries load on first use
+    # Loads what the libraries load on first use.
+    work_through(build(small), Work(64, None, 2, 16), row_tokens=32)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build(row["model"]).to(device)
-    if row["work"]["checkpointing"]:
+    if row["checkpointing"]:
         model.gradient_checkpointing_enable()
     reference = copy.deepcopy(model).requires_grad_(False) if row["reference"] else None
-    work_through(model, Work(**row["work"]), reference)
+    work_through(model, Work(**row["work"]), row["row_tokens"], reference)
     peak = (
         {"cuda": torch.cuda.max_memory_allocated()}
         if device == "cuda"
