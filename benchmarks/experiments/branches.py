@@ -23,7 +23,9 @@ from agentrl.types import Message
 
 EPISODES = 16
 REASONING = "First the product, since it binds tighter, and then the sum of both."
-_CONTROL = re.compile(r"<\|[\w\"]+\|?>|<\w+\|>|<｜[^｜<>]+｜>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>")
+_CONTROL = re.compile(
+    r"<\|[\w\"]+\|?>|<\w+\|>|<｜[^｜<>]+｜>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>"
+)
 
 
 def tokenizer_of(template: str) -> Any:
