@@ -179,7 +179,7 @@ def _cohere_text(calls: list[ToolCall]) -> str:
 # A name, then a JSON object: DeepSeek and Mistral.
 
 _DEEPSEEK_HEAD = re.compile(
-    r"\s*(?:function<｜tool▁sep｜>([^\n<]+)\n```(?:json)?|([^\n<]+)<｜tool▁sep｜>)\s*"
+    r"\s*(?:function<｜tool▁sep｜>([^\n<>]+)\n```(?:json)?|([^\n<>]+)<｜tool▁sep｜>)\s*"
 )
 _FENCE = re.compile(r"\s*```")
 _MISTRAL_HEAD = re.compile(r"\s*([^\s\[\]{}]+)\[ARGS\]\s*")
@@ -313,11 +313,11 @@ def read_invokes(
     return found, end
 
 
-def _plain_name(label: str) -> str:
-    if not re.fullmatch(r'[^<>"\n]+', label):
+def _plain_name(label: str, also: str = "") -> str:
+    if not label.strip() or set(label) & {"<", ">", "\n", *also}:
         raise ValueError(
-            f"{label!r} cannot be written in this format; use a name without '<', '>', quotes and"
-            " newlines"
+            f"{label!r} cannot be written in this format; use a name without '<', '>', {also!r}"
+            " and newlines"
         )
     return label
 
@@ -342,10 +342,10 @@ def invoke_text(call: ToolCall) -> str:
     """
     end = "</atem:parameter>"
     values = "".join(
-        f'<atem:parameter name="{_plain_name(key)}">{raw_text(value, end)}{end}\n'
+        f'<atem:parameter name="{_plain_name(key, chr(34))}">{raw_text(value, end)}{end}\n'
         for key, value in call.arguments.items()
     )
-    name = _plain_name(call.name)
+    name = _plain_name(call.name, '"')
     invoke = f'<atem:invoke name="{name}">\n{values}</atem:invoke>'
     return f"<atem:function_calls>\n{invoke}\n</atem:function_calls>"
 

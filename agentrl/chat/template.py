@@ -132,7 +132,7 @@ class Template:
         return list(ids)
 
     def encode_turn(self, text: str) -> list[int]:
-        """Tokenise an assistant's text; of its control tokens only the format's own markup counts."""
+        """Tokenise an assistant's text; only the format's own control tokens count."""
         return self.encode(self.guard(text, self.turn_pattern))
 
     def opened(self, text: str) -> bool:

@@ -262,6 +262,8 @@ def test_no_text_raises_and_every_reason_is_a_fixed_sentence(name: str, text: st
             assert call.name.strip()
             json.dumps(dict(call.arguments), allow_nan=False).encode()
     assert PARSERS[name](text) == parsed
+    good = tuple(call for call in parsed.calls if isinstance(call, ToolCall))
+    assert PARSERS[name](FORMATTERS[name]("", good)).calls == good
 
 
 DEEP = 50_000

@@ -1,0 +1,87 @@
+"""A model by its folder or by its name on the hub."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import tiny_model_folder
+
+from agentrl.engines.loading import find_model, load_model, load_tokenizer
+from agentrl.errors import ConfigError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def cached_model(cache: Path, files: tuple[str, ...] = ()) -> Path:
+    """A cache as huggingface_hub lays it out, with the tiny model as `org/tiny`."""
+    repo = cache / "models--org--tiny"
+    snapshot = repo / "snapshots" / COMMIT
+    (repo / "blobs").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(COMMIT)
+    (repo / "refs" / "v1").write_text(COMMIT)
+    snapshot.mkdir(parents=True)
+    for index, file in enumerate(sorted(Path(tiny_model_folder()).iterdir())):
+        if not files or file.name in files:
+            blob = repo / "blobs" / f"blob{index}"
+            blob.write_bytes(file.read_bytes())
+            (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a hub that refuses connections."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path / "hub"
+
+
+@pytest.mark.parametrize("name", ["org/tiny", "org/tiny@v1", f"org/tiny@{COMMIT}"])
+def test_a_cached_model_is_found_without_a_network(hub: Path, name: str) -> None:
+    snapshot = cached_model(hub)
+    assert find_model(name) == snapshot
+    assert load_tokenizer(name).chat_template
+    assert load_model(name).config.model_type == "qwen3"
+
+
+def test_a_tokenizer_alone_in_the_cache_is_enough_for_what_needs_no_weights(hub: Path) -> None:
+    cached_model(hub, ("tokenizer.json", "tokenizer_config.json", "config.json"))
+    assert len(load_tokenizer("org/tiny")) > 100
+    with pytest.raises(ConfigError, match="the model of folder .* cannot be loaded"):
+        load_model("org/tiny")
+
+
+@pytest.mark.parametrize("name", ["org/other", "org/tiny@v2"])
+def test_what_is_not_cached_is_refused_at_once_by_one_sentence(hub: Path, name: str) -> None:
+    cached_model(hub)
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"cannot be downloaded .*run `hf download org/\w+") as no:
+        find_model(name)
+    assert time.monotonic() - start < 10
+    assert "\n" not in str(no.value)
+    if "@" in name:
+        assert "--revision v2" in str(no.value)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "nothing", "./runs/x"])
+def test_what_is_neither_a_folder_nor_a_name_is_refused(hub: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="does not exist: give the path of .* a name on the hub"):
+        find_model(name)
+
+
+def test_a_program_that_is_offline_says_so_within_seconds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentrl.cli", "check", "hf:org/none"]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "model 'org/none' is no folder" in done.stderr
+    assert "offline mode is enabled" in done.stderr
