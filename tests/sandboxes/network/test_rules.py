@@ -251,7 +251,8 @@ def play(data, rules=("a.org",), bounds=BOUNDS, end=True):
     """Send bytes to one exchange; what came back, and what was logged."""
     ours, theirs = socket.socketpair()
     log = Log()
-    thread = threading.Thread(target=Exchange(theirs, tuple(map(rule, rules)), bounds, log).serve)
+    exchange = Exchange(tuple(map(rule, rules)), bounds, log)
+    thread = threading.Thread(target=lambda: asyncio.run(exchange.serve(theirs)))
     thread.start()
     answer = b""
     ours.settimeout(120)
