@@ -69,8 +69,9 @@ def open_pool(
     *,
     allow: Allow | Sequence[str] = (),
 ) -> Pool:
-    """A pool of the named backend: bubblewrap, docker, process, or auto: the first of these that
-    works, said when it is used.
+    """A pool of the named backend.
+
+    `auto` is the first of bubblewrap, docker and process that works here; the choice is printed.
 
     Nothing is started before the first lease. `process` is no boundary, so it refuses environments
     that say that their code is untrusted; `trusted-process` is the same backend for whoever trusts

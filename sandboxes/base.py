@@ -1,5 +1,4 @@
-"""The sandbox protocol: what every backend offers, whether it is a namespace, a container or a bare
-process.
+"""The sandbox protocol: what every backend offers.
 
 A failing command is a value (`ExecResult`); a failing sandbox is an exception (`SandboxLost`). Bad
 arguments (a path outside the work area, a limit that is no limit) raise ValueError before anything
@@ -66,8 +65,7 @@ class SnapshotEntry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The tree of a work area as plain data, sorted by path; the first entry is the work area
-    itself, as ".".
+    """The tree of a work area as plain data, sorted by path; the first entry is the work area, ".".
 
     Owner, inodes and times are no part of it, nor are sockets, devices and FIFOs: equal trees give
         equal snapshots,
@@ -142,8 +140,9 @@ class Session(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the shell outlived its last command; if not, the next one finds a new shell in
-        the work area.
+        """Whether the shell outlived its last command.
+
+        If not, the next command gets a new shell in the work area.
         """
         ...
 
@@ -196,8 +195,9 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Read declared paths. What is missing, no regular file, behind a link or too large is left
-        out.
+        """Read declared paths.
+
+        Left out is what is missing, not a regular file, behind a link, or too large.
         """
         ...
 
@@ -223,8 +223,9 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> Snapshot:
-        """The work area's tree as it is now. Processes may be changing it meanwhile: `kill_all`
-        first, to be sure.
+        """The work area's tree as it is now.
+
+        Processes may change it meanwhile: call `kill_all` first to exclude that.
 
         Raises:
             OSError: over 32 MB, 10,000 entries or 64 levels.
@@ -232,8 +233,9 @@ class Sandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Kill every process, empty the work area, and make this tree in it, owned by whom commands
-        run as.
+        """Kill every process, empty the work area, and make this tree in it.
+
+        The user that commands run as owns all of it.
 
         Nothing is written through a link. On OSError a part of the tree may be there.
 
@@ -245,8 +247,9 @@ class Sandbox(Protocol):
         ...
 
     async def verify(self) -> Names:
-        """What differs from the sandbox's start, as names of kinds of things; nothing is changed.
-        Empty after a reset.
+        """Name the kinds of things that differ from the sandbox's start; empty after a reset.
+
+        Nothing is changed.
 
         Of a sandbox that shares namespaces with others, only what is its own is compared.
         """
@@ -261,8 +264,7 @@ class Sandbox(Protocol):
         ...
 
     async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
-        """Kill every process of the sandbox, empty its work area, verify both, and only then write
-        `files`.
+        """Kill every process, empty the work area, verify both, and only then write `files`.
 
         Raises:
             OSError: the work area is full.
@@ -309,8 +311,7 @@ class SandboxPool(Protocol):
         needs: Iterable[Need] = (),
         untrusted: bool = False,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Borrow a clean sandbox for a `async with` block; afterwards it is reset and reused, or
-        replaced.
+        """Borrow a clean sandbox for an `async with` block; afterwards it is reset or replaced.
 
         With isolation "fresh", and with any `needs`, nobody had it before and nobody gets it
         afterwards.

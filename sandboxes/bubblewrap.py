@@ -1,6 +1,4 @@
-"""Sandboxes made of Linux namespaces by bubblewrap: no network, no files of the host, no daemon, 20
-ms to open.
-"""
+"""Sandboxes made of Linux namespaces by bubblewrap: no network, no host files, no daemon."""
 
 from __future__ import annotations
 
@@ -134,8 +132,9 @@ def _place(limits: SandboxLimits, group: Group | None) -> Place:
 
 
 def total_mb(limits: SandboxLimits) -> int:
-    """Memory of all processes and files of one sandbox together, where a group bounds it: full
-    disks starve nobody.
+    """Memory in MB of all processes and files of one sandbox, where a control group bounds it.
+
+    It includes the disks, so a full disk takes no memory away from processes.
     """
     return limits.memory_mb + limits.disk_mb + _SHM_MB
 
@@ -150,9 +149,7 @@ def memory_bound() -> str:
 
 
 def missing() -> str | None:
-    """What keeps bubblewrap from being used here, with the fix; None if nothing does. Starts no
-    sandbox.
-    """
+    """Why bubblewrap cannot be used here, with the fix; None if it can. Starts no sandbox."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the Debian package bubblewrap"
     if not os.access(PYTHON, os.X_OK):
@@ -171,9 +168,7 @@ def missing() -> str | None:
 
 
 def _contents(limits: SandboxLimits) -> dict[str, bytes]:
-    """What bubblewrap reads from descriptors: files by their path inside, and the system-call
-    filter.
-    """
+    """What bubblewrap reads from descriptors: files by path inside, and the system-call filter."""
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
         "/supervisor.pyz": program(),

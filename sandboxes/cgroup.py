@@ -24,8 +24,7 @@ _left: set[Path] = set()  # ours, and still not empty when we last looked
 
 @dataclass(frozen=True)
 class Home:
-    """Where groups are made: a directory of the kernel's file system, and the names of the files in
-    it.
+    """Where groups are made: a directory of the kernel, and the names of the files in it.
 
     Attributes:
         limits: the file of the limit on memory, and that on swap or on both together.
@@ -96,8 +95,9 @@ class Group:
         self._path.rmdir()
 
     async def remove(self) -> None:
-        """Remove it once its processes are gone; after some patience it is left to the next one
-        that is made.
+        """Remove it once its processes are gone.
+
+        If they stay too long, it is left to the next group that is made.
         """
         self.close_files()
         deadline = asyncio.get_running_loop().time() + _REMOVE_S
@@ -130,9 +130,7 @@ def home() -> Home | None:
 
 
 def _homes(groups: str, mounts: str) -> list[Home]:
-    """Candidates, best first, from the texts of the kernel that say where we are and what is
-    mounted where.
-    """
+    """Candidates, best first, from the kernel's texts about our groups and mounts."""
     ours = {
         controllers: path
         for _, controllers, path in (line.split(":", 2) for line in groups.splitlines())

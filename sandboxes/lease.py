@@ -1,5 +1,6 @@
-"""A sandbox on loan: works until the loan is over, so that who keeps it cannot reach into the next
-episode.
+"""A sandbox on loan: it works until the loan is over.
+
+So code that keeps it cannot reach into the next episode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The network policy of a sandbox: none, or these hosts through our proxy, every request told to
-the host.
-"""
+"""The network policy of a sandbox: none, or these hosts through our proxy, with a log."""
 
 from __future__ import annotations
 

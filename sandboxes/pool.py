@@ -1,6 +1,4 @@
-"""Lends clean sandboxes: opened when first needed, reset after use, replaced when there is any
-doubt.
-"""
+"""Lends clean sandboxes: opened when first needed, reset after use, replaced when in doubt."""
 
 from __future__ import annotations
 
@@ -62,8 +60,9 @@ class _Slot:
 
 @dataclass
 class _Slots:
-    """The slots of one role, on one event loop. `alive` counts what is there or starting, `peak`
-    the most there was.
+    """The slots of one role, on one event loop.
+
+    `alive` counts sandboxes that are there or starting, `peak` the most there were.
     """
 
     role: SandboxRole
@@ -84,8 +83,7 @@ class _Slots:
 
 
 class Pool:
-    """At most `size` agent sandboxes of one backend, and two graders per core; who comes later
-    waits for his turn.
+    """At most `size` agent sandboxes of one backend, and two graders per core; others wait.
 
     Each role has its own sandboxes and its own bound: agents that wait for their graders cannot
         lock each other out,
@@ -157,8 +155,7 @@ class Pool:
         needs: Iterable[Need] = (),
         untrusted: bool = False,
     ) -> AsyncIterator[Sandbox]:
-        """Borrow a clean sandbox for an `async with` block; afterwards it is reset and reused, or
-        replaced.
+        """Borrow a clean sandbox for an `async with` block; afterwards it is reset or replaced.
 
         With isolation "fresh" nobody had it before, and it is ended afterwards. So it is with any
         `needs`, since what they permit is what a reset could not undo.
@@ -195,8 +192,7 @@ class Pool:
                 self._refill(slots)
 
     async def warm(self, role: SandboxRole, count: int | None = None) -> None:
-        """Start sandboxes ahead of their need, so many or as many as fit, and wait until they are
-        there.
+        """Start up to this many sandboxes ahead of their need, and wait until they are there.
 
         Raises:
             SandboxLost: one could not be opened, or the pool is closed.
@@ -207,8 +203,9 @@ class Pool:
         await asyncio.gather(*(asyncio.shield(task) for task in slots.starting))
 
     async def close(self) -> None:
-        """End all sandboxes, lent ones too; safe to call twice, and from another loop once the
-        pool's own is closed.
+        """End all sandboxes, lent ones too.
+
+        Safe to call twice, and from another loop once the pool's own is closed.
         """
         self._closed = True
         for slots in self._slots.values():
@@ -335,9 +332,7 @@ class Pool:
     def _unclaimed(
         self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[Need]
     ) -> None:
-        """Nobody waits for this sandbox any more: keep it for the next lease, if it is like any
-        other.
-        """
+        """Keep a sandbox that nobody waits for any more, if it is like any other."""
         if not opening.cancelled() and opening.exception() is None and not self._closed:
             if needs:
                 self._start(self._end(opening.result(), slots))
@@ -376,8 +371,9 @@ def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
 
 
 def default_size(limits: SandboxLimits) -> int:
-    """Sandboxes per role that this machine carries: by its cores, and by its memory if each used
-    all of its limits.
+    """Sandboxes per role that this machine carries, by its cores and its memory.
+
+    Each is counted with all of its limits in use.
     """
     available_mb = 0
     for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,6 +1,4 @@
-"""A sandbox that is none: a supervisor in a private directory of this machine, for trying things
-out.
-"""
+"""No sandbox at all: commands run on this machine in a private directory, for trials."""
 
 from __future__ import annotations
 

@@ -95,8 +95,9 @@ _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 
 
 
 def program(machine: str | None = None, needs: Iterable[Need] = ()) -> bytes:
-    """The filter for a machine (default: this one) that permits these needs, as an array of `struct
-    sock_filter`.
+    """The filter that permits these needs, as an array of `struct sock_filter`.
+
+    The machine is this one unless given.
 
     Raises:
         SandboxLost: there is no filter for that machine.
@@ -139,7 +140,5 @@ def _argument(index: int) -> bytes:
 
 
 def _rule(number: int, body: list[bytes]) -> list[bytes]:
-    """Run `body` for one system call; where it falls through, the number is loaded again for the
-    next rule.
-    """
+    """Run `body` for one system call; after it, the number is loaded again for the next rule."""
     return [_op(_EQUAL, number, 0, len(body) + 1), *body, _op(_LOAD, _NR)]

@@ -34,8 +34,9 @@ class Shell:
 
     @property
     def alive(self) -> bool:
-        """Whether the shell outlived its last command; if not, the next one finds a new shell in
-        the work area.
+        """Whether the shell outlived its last command.
+
+        If not, the next command gets a new shell in the work area.
         """
         return self._alive and self._wire.lost is None
 

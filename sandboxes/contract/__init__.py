@@ -1,5 +1,4 @@
-"""What every backend promises, as checks that run against a real one: `violations = await
-check_backend(mine)`.
+"""What every backend promises, as checks: `violations = await check_backend(mine)`.
 
 Each check is a function whose docstring is the promise. It gets a room to open sandboxes from and
 raises `Broken` with what it saw instead. The checks in `boundary` apply to backends that say
@@ -44,9 +43,7 @@ class Violation:
 
 
 async def check_backend(backend: SandboxBackend, at_once: int = 4) -> list[Violation]:
-    """Run every check that applies; an empty list means that the backend keeps the contract. Takes
-    seconds.
-    """
+    """Run every check that applies; returns what the backend breaks. Takes seconds."""
     turns = asyncio.Semaphore(at_once)
 
     async def run(check: Check) -> Violation | None:

@@ -54,8 +54,7 @@ class Room:
 
 
 async def prove_apart(sandbox: Sandbox) -> None:
-    """Let a sandbox show, by looking only, that it runs on another kernel or in namespaces of its
-    own.
+    """Let a sandbox show that it runs on another kernel or in namespaces of its own.
 
     It may share the user namespace if its commands are a user who is neither root nor us and has no
     capability.
@@ -95,9 +94,7 @@ def common(check: Check) -> Check:
 
 
 def boundary(check: Check) -> Check:
-    """Register a check for backends that are a boundary; it only ever attacks a sandbox that has
-    shown to be one.
-    """
+    """Register a check that attacks; it runs only in a sandbox that has shown to be a boundary."""
 
     @functools.wraps(check)
     async def guarded(room: Room) -> None:
@@ -129,9 +126,7 @@ async def appears(sandbox: Sandbox, path: str, within_s: float = 10.0) -> bool:
 
 
 async def goes_on(sandbox: Sandbox) -> bool:
-    """Give the processes that run `LATE` their sign, and wait whether one of them is still there to
-    see it.
-    """
+    """Signal the processes that run `LATE`; returns whether one of them still answers."""
     await sandbox.put({"go": b""})
     return await appears(sandbox, "late", within_s=2.0)
 

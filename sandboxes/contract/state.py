@@ -1,6 +1,4 @@
-"""Checks of what lasts and what comes back: directories, sessions, snapshots, and the look at what
-differs.
-"""
+"""Checks of what lasts and what comes back: directories, sessions, snapshots, `verify`."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ async def _said(
 
 @common
 async def commands_start_where_asked(room: Room) -> None:
-    """`cwd` is a directory of the work area; one missing or behind a link is a 126, one outside a
-    ValueError.
-    """
+    """`cwd` is a directory of the work area; a missing one is a 126, one outside a ValueError."""
     async with room.sandbox() as box:
         home = await sh(box, "mkdir -p d/e; ln -s /usr link; touch f; pwd")
         inside = await box.exec(["sh", "-c", "pwd; touch here"], cwd="d/e")
@@ -67,9 +63,7 @@ async def commands_start_where_asked(room: Room) -> None:
 
 @common
 async def list_shows_one_directory(room: Room) -> None:
-    """list tells kind, mode and size of what is directly in a directory; no such directory is an
-    OSError.
-    """
+    """list tells kind, mode and size of what is directly in a directory."""
     async with room.sandbox() as box:
         await sh(
             box,
@@ -92,9 +86,7 @@ async def list_shows_one_directory(room: Room) -> None:
 
 @common
 async def a_session_keeps_its_state(room: Room) -> None:
-    """In a session directory, variables and functions last; each command has its own output and
-    exit code.
-    """
+    """In a session, directory, variables and functions last; each command has its own output."""
     async with room.sandbox() as box:
         session = await box.open_session({"MINE": "yes"})
         first = await session.run(
@@ -124,9 +116,7 @@ async def a_session_keeps_its_state(room: Room) -> None:
 
 @common
 async def a_session_tells_how_it_ends(room: Room) -> None:
-    """A shell that exits, dies or runs out of time is reported, and the next command finds a new
-    one at home.
-    """
+    """A shell that exits, dies or runs out of time is reported; the next command gets a new one."""
     async with room.sandbox() as box:
         session = await box.open_session()
         for command, code, signal in (
@@ -156,9 +146,7 @@ async def a_session_tells_how_it_ends(room: Room) -> None:
 
 @common
 async def a_session_waits_for_no_background(room: Room) -> None:
-    """A command in a session is over though its children hold the pipes or flood them; output is
-    capped.
-    """
+    """A command in a session is over even if its children hold the pipes or flood them."""
     async with room.sandbox() as box:
         session = await box.open_session()
         done = await session.run(f"({LATE}; sleep 30) & echo started")
@@ -173,9 +161,7 @@ async def a_session_waits_for_no_background(room: Room) -> None:
 
 @common
 async def a_session_cannot_be_forged(room: Room) -> None:
-    """Whatever a command writes to whatever it has open, the next command's output and exit code
-    are its own.
-    """
+    """No command can change the output or the exit code of the next one."""
     async with room.sandbox() as box:
         session = await box.open_session()
         code = (
@@ -230,9 +216,7 @@ async def _planted(box: Sandbox) -> Snapshot:
 
 @common
 async def snapshots_come_back_equal(room: Room) -> None:
-    """A tree of files, directories, links and modes comes back equal, in the same sandbox and in
-    another one.
-    """
+    """A tree comes back equal, in the same sandbox and in another one."""
     async with room.sandbox() as one, room.sandbox() as two:
         before = await _planted(one)
         kinds = {entry.path: (entry.kind, entry.mode) for entry in before.entries}
@@ -299,9 +283,7 @@ async def restore_follows_no_link(room: Room) -> None:
 
 @common
 async def verify_tells_what_differs(room: Room) -> None:
-    """verify is empty for a new and for a reset sandbox, names what else there is, and changes
-    nothing.
-    """
+    """verify is empty at first and after a reset, names what differs, and changes nothing."""
     async with room.sandbox() as box:
         await box.ping()
         expect(await box.verify() == [], "a new sandbox differs from itself")

@@ -1,6 +1,4 @@
-"""Sandboxes made of Docker containers: one hardened container each, with our supervisor as process
-1.
-"""
+"""Sandboxes made of Docker containers, each with our supervisor as process 1."""
 
 from __future__ import annotations
 
@@ -229,9 +227,7 @@ def first_daemon() -> Daemon:
 
 
 def missing() -> str | None:
-    """What keeps Docker from being used here, with the fix; None if nothing does. Starts no
-    container.
-    """
+    """Why Docker cannot be used here, with the fix; None if it can. Starts no container."""
     try:
         for url in split(default_url()):
             if problem := unreachable(url):

@@ -66,8 +66,7 @@ class Owner:
         }
 
     def abandoned(self, labels: Mapping[str, str], now: float) -> bool:
-        """Whether a container with these labels has nobody any more: its owner is known to be dead,
-        or its time over.
+        """Whether the owner of a container with these labels is dead, or its time is over.
 
         Owners on another machine, or in another pid namespace, cannot be looked at: only the
             deadline tells.
@@ -92,8 +91,7 @@ def _start(pid: int) -> str | None:
 
 
 class Uid:
-    """A uid that no other sandbox of this machine has while this object is open, in whatever
-    process or run.
+    """A uid that no other sandbox of this machine has while this object is open.
 
     Limits that the kernel counts per user (pipes, inotify watches, pending signals) are then not
     shared between sandboxes. The lock is the name of a socket, which the kernel frees when its

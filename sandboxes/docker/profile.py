@@ -1,5 +1,4 @@
-"""The system-call profile of a container, as the JSON text that Docker takes: what is listed is
-allowed, no more.
+"""The system-call profile of a container, as JSON for Docker: what is not listed is refused.
 
 Docker's own default allows more than a sandbox with a verified reset can: System V IPC and message
 queues outlive every process, io_uring and tracing are a large surface, AF_ALG and AF_VSOCK reach
@@ -138,9 +137,7 @@ def profile(needs: frozenset[Need] = frozenset(), streams_only: bool = False) ->
 
 
 def _by_argument() -> dict[tuple[int, int | None], list[str]]:
-    """Calls that may not name process 1, by (index of that argument, the only allowed value of
-    argument 0).
-    """
+    """Calls that may not name process 1, by (index of that argument, only value of argument 0)."""
     groups: dict[tuple[int, int | None], list[str]] = {}
     for name, (_, index) in seccomp.NOT_THE_SUPERVISOR.items():
         kind = seccomp.ONE_PROCESS[name][1] if name in seccomp.ONE_PROCESS else None

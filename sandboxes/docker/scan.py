@@ -1,5 +1,4 @@
-"""Looks through an image for what an agent must never find: hidden tests, reference solutions, git
-history.
+"""Searches an image for what an agent must not find: hidden tests, solutions, git history.
 
 A file that a later layer deletes is still in the earlier one, so layers are read one by one. Texts
 are found as they are, but for indentation and the ends of lines; a task file is found by its own
@@ -32,9 +31,7 @@ _BUNDLE = b"# v2 git bundle", b"# v3 git bundle"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that should not be there: in which layer (1 is the lowest), under which path, and
-    what it is.
-    """
+    """Something that should not be there: its layer (1 is the lowest), its path, and what it is."""
 
     layer: int
     path: str
@@ -42,8 +39,9 @@ class Finding:
 
 
 class Needles:
-    """The texts to look for, by their longest line: one look-up per line finds the files that are
-    worth a search.
+    """The texts to look for, by their longest line.
+
+    One look-up per line finds the files that need a full search.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -139,7 +137,5 @@ def _texts(part: Any) -> Iterator[str]:
 
 
 def _plain(text: bytes) -> bytes:
-    """A text without what an editor, a checkout or a heredoc changes: white space at both ends of
-    its lines.
-    """
+    """A text without white space at the ends of its lines, which editors and checkouts change."""
     return b"\n".join(line.strip() for line in text.strip().splitlines())

@@ -144,8 +144,9 @@ def memory_mb(limits: SandboxLimits) -> int:
 
 
 def rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """What binds each process; names of `resource` in lower case. Docker cannot limit address
-    space, but data.
+    """Limits of each process, by names of `resource` in lower case.
+
+    Docker cannot limit address space, so `data` is limited.
     """
     return {
         "core": 0,

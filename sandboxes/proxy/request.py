@@ -1,5 +1,6 @@
-"""The head of a request to a proxy: read strictly, and written anew for the server. Pure; no input
-raises.
+"""The head of a request to a proxy: read strictly, and written anew for the server.
+
+Pure functions; no input makes them raise.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ class Request(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why something is not done: an HTTP status, a sentence, and the host and port where they could
-    be read.
-    """
+    """Why a request is refused: an HTTP status, a sentence, and host and port if they were read."""
 
     status: int
     why: str
@@ -65,9 +64,7 @@ class _BadError(Exception):
 
 
 def parse(head: bytes) -> Request | Refusal:
-    """Read a head: all bytes up to and with the empty line. Everything that is not plainly right is
-    refused.
-    """
+    """Read a head, the empty line at its end included; what is not plainly right is refused."""
     try:
         return _parse(head)
     except _BadError as error:

@@ -1,6 +1,4 @@
-"""Which hosts may be reached: rules, the names they match, and the addresses that no name may lead
-to. Pure.
-"""
+"""Rules of hosts that may be reached, and addresses that no name may lead to. Pure."""
 
 from __future__ import annotations
 
@@ -66,8 +64,7 @@ def rule(text: str, private: bool = False) -> Rule:
 
 
 def host_name(text: str) -> str | None:
-    """A host name in lower case and without its last dot; None for an address in any spelling, or
-    what is no name.
+    """A host name in lower case without its last dot; None for an address or what is no name.
 
     A last part that is a number makes an IPv4 address to many resolvers: 127.1, 0x7f.1 and
         2130706433 are no names.
@@ -88,9 +85,7 @@ def port_number(text: str) -> int | None:
 
 
 def permit(rules: Iterable[Rule], host: str, port: int) -> Rule | None:
-    """The rule that permits a host, in the form that `host_name` gives; one that permits private
-    addresses first.
-    """
+    """The rule that permits a host (as `host_name` gives it); one with private addresses first."""
     found = [one for one in rules if one.matches(host, port)]
     return max(found, key=lambda one: one.private, default=None)
 

@@ -1,6 +1,4 @@
-"""Whose rights commands and file work have: the supervisor's own, or those of a user that it steps
-down to.
-"""
+"""Which user commands and file work run as: the supervisor's own, or one it steps down to."""
 
 from __future__ import annotations
 

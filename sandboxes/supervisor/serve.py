@@ -124,8 +124,10 @@ class Supervisor:
             view = view[os.write(self._write, view) :]
 
     def _hello(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`,
-        limits, uid, memory, env…
+        """Arguments: area, private, others, limits, uid, memory, env….
+
+        `private` is 1 where the namespaces are ours alone; `others` are directories to wipe, with
+        `:` between.
 
         Limits are `name=value` by `,` with the names of `resource` in lower case; the uid is that
         of commands, empty for this program's own; memory is the descriptors of `Memory` by `,`, if
@@ -163,8 +165,9 @@ class Supervisor:
         ]
 
     def _exec(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: timeout, output cap, stdin, directory (empty: the work area), argument count,
-        argv…, env….
+        """Arguments: timeout, output cap, stdin, directory, argument count, argv…, env….
+
+        An empty directory is the work area.
 
         Answers status (negative: signal), timed out, dropped, wall time, whether memory ran out,
         stdout, stderr.
@@ -194,8 +197,9 @@ class Supervisor:
         return self._outcome(status, command, begin, kills)
 
     def _enter(self, path: bytes) -> None:
-        """Make a directory of the work area the one that programs start in; back home, a locked one
-        is unlocked.
+        """Make a directory of the work area the current one.
+
+        The work area itself is unlocked if it was locked.
         """
         with self._rights:
             handle = files.walk(self._work, path)
@@ -222,8 +226,9 @@ class Supervisor:
         return [*(b"%d" % number for number in (*numbers, oom)), stdout.value(), stderr.value()]
 
     def _open(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: env…. Answers the id of a new session, whose shell starts with its first
-        command.
+        """Arguments: env…. Answers the id of a new session.
+
+        Its shell starts with its first command.
         """
         if len(self._sessions) >= SESSIONS:
             raise OSError(errno.EMFILE, f"more than {SESSIONS} open sessions")
@@ -234,8 +239,9 @@ class Supervisor:
         return [b"%d" % self._session_count]
 
     def _run(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: session, timeout, output cap, command. Answers as `exec` does, and whether the
-        shell lives on.
+        """Arguments: session, timeout, output cap, command.
+
+        Answers as `exec` does, and whether the shell lives on.
         """
         number, timeout, cap, text = arguments
         begin, kills = time.monotonic(), self._memory.kills()
@@ -332,8 +338,7 @@ class Supervisor:
             raise Fatal(f"the work area cannot be emptied: {error}") from error
 
     def _empty(self, directory: int, mode: int) -> None:
-        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what
-        an agent made.
+        """Wipe as the agent's user, who owns all that is in it, and without any right of root.
 
         A directory of root's that all may write to needs no handing over; that of queues could not
         be handed over inside a user namespace.
@@ -350,9 +355,7 @@ class Supervisor:
         os.fchmod(directory, mode)
 
     def _furnish(self) -> None:
-        """Make the work area afresh: a new inode each time, so that no mode or attribute of the old
-        one remains.
-        """
+        """Make the work area afresh, as a new inode without the old one's mode and attributes."""
         for name in ("work", "tmp"):
             os.mkdir(name, 0o755, dir_fd=self._area)
             directory = os.open(name, files.DIRECTORY, dir_fd=self._area)
@@ -378,9 +381,7 @@ def _since(begin: float) -> int:
 
 
 def _widen(pipe: int) -> None:
-    """Let more bytes wait in a pipe, so that a large request wakes us less often; else it stays as
-    it is.
-    """
+    """Let more bytes wait in a pipe, where the kernel allows it, so large requests wake us less."""
     try:
         import fcntl
 
@@ -390,8 +391,7 @@ def _widen(pipe: int) -> None:
 
 
 def main() -> None:
-    """Serve the host on stdin and stdout, which then stay out of reach of everything that runs
-    here.
+    """Serve the host on stdin and stdout, which nothing else that runs here can reach.
 
     An argument is the time (seconds since 1970) at which all ends, should even the end of stdin not
     come through.

@@ -1,5 +1,4 @@
-"""A shell that stays, so that its directory, variables and functions last from one command to the
-next.
+"""A shell that stays, so that its directory, variables and functions last.
 
 The shell reads its script from a pipe. After each command it writes a word that we drew for that
 command, and the exit status, to a pipe of its own which the command does not inherit. What a
@@ -46,8 +45,7 @@ class Session:
         return self._pipes is not None
 
     def run(self, text: bytes, timeout_s: float, cap: int, host: int) -> int:
-        """Run one command; returns its exit code, or that of the shell if it ended meanwhile;
-        negative for a signal.
+        """Run one command; returns its exit code, or the shell's if it ended (negative: a signal).
 
         When the time is over, or anything comes from the host, the shell is ended with all that
         this command started.

@@ -1,6 +1,4 @@
-"""Resets in a row with a hostile episode before each: what the next one could see is what a new one
-shows.
-"""
+"""Resets in a row, each after a hostile episode: the next one sees what a new one shows."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ LINGERING = (
 
 
 async def episode(slot: Slot, chance: random.Random, lingering: float) -> None:
-    """One hostile episode; the sandbox it is in was compared with a new one after the last, or is
-    new.
-    """
+    """Play one hostile episode in a sandbox that is new or was compared with a new one."""
     chosen = chance.sample(SNIPPETS.split("===\n"), chance.randint(1, 3))
     if chance.random() < lingering:
         chosen.append(LINGERING)
@@ -118,9 +114,7 @@ async def episode(slot: Slot, chance: random.Random, lingering: float) -> None:
 
 
 def cycles(backend: str, count: int, lingering: float = 0.0) -> tuple[int, list[str], float]:
-    """So many episodes on a few slots: resets that were proofs, slots that were thrown away, and
-    seconds.
-    """
+    """Play episodes on a few slots; returns proven resets, discarded slots, and seconds."""
 
     async def main() -> tuple[int, list[str], float]:
         opener, host = BACKENDS[backend](), Host()

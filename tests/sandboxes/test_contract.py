@@ -78,9 +78,7 @@ class Stateless:
 
 
 class Sloppy:
-    """A backend that keeps no state, restores without emptying, ignores cwd, follows links and
-    verifies nothing.
-    """
+    """A backend that keeps no state, ignores cwd, follows links and verifies nothing."""
 
     name = "sloppy"
     is_boundary = False

@@ -1,6 +1,4 @@
-"""What hostile code can try beyond the contract, on each backend, and what a lost sandbox looks
-like.
-"""
+"""What hostile code can try beyond the contract, on each backend, and lost sandboxes."""
 
 from __future__ import annotations
 

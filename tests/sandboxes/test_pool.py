@@ -73,9 +73,7 @@ def run(body, pool_options=None, **options):
 
 
 async def until(condition):
-    """Let the loop go on until the condition holds; the test's own time limit ends what never
-    comes.
-    """
+    """Let the loop go on until the condition holds, or the test's own time limit ends it."""
     while not condition():
         await asyncio.sleep(0.001)
 

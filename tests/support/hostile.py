@@ -1,5 +1,4 @@
-"""How hostile cases are played: in a sandbox that has shown to be one, between two looks at it and
-at this machine.
+"""Plays hostile cases in a proven boundary, and looks at the machine before and after.
 
 The look at the sandbox is independent of the supervisor's own fingerprint: a program that runs
 inside, as a command would, and tells all that the next episode could see. It is taken when a
@@ -246,9 +245,7 @@ class Host:
 
 @dataclass
 class Slot:
-    """One sandbox after the other of a backend: reset after each case, replaced if it was lost, and
-    both counted.
-    """
+    """One sandbox of a backend after the other: reset after each case, replaced if lost."""
 
     backend: object
     limits: SandboxLimits = LIMITS

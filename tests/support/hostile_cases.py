@@ -1,5 +1,6 @@
-"""The table of hostile cases: processes, memory and pipes. `hostile_files` and `hostile_kernel`
-have the rest.
+"""Hostile cases: processes, memory and pipes.
+
+`hostile_files` and `hostile_kernel` have the rest.
 
 Each is a program (or a few calls of a host whose agent is hostile) and what has to hold while it
 runs. That the next episode finds nothing of it, and that this machine is untouched, is looked at
@@ -250,9 +251,7 @@ async def memory_of_all(box):
 
 @case("memory of all, so that the supervisor ends first", long=True, unbounded=False)
 async def memory_against_the_supervisor(box):
-    """As far as the kernel lets them: either way there is an end to it, and where it was the
-    supervisor, it is told.
-    """
+    """Take memory until the kernel ends it; if it ends the supervisor, that is reported."""
     code = r"""
         def hog():
             for score in (0, 500): attempt(write, '/proc/self/oom_score_adj', str(score))

@@ -1,6 +1,4 @@
-"""The table of hostile cases, continued: files, directories, links, and what is declared as an
-artifact.
-"""
+"""Hostile cases, continued: files, directories, links, and declared artifacts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The table of hostile cases, continued: kernel objects, sockets, system calls, and what belongs to
-this machine.
-"""
+"""Hostile cases, continued: kernel objects, sockets and system calls."""
 
 from __future__ import annotations
 
@@ -265,9 +263,7 @@ if X86:
     _NUMBERS = {name: numbers[0] for name, numbers in seccomp.DENIED.items()}
 
     def _never(name: str, *calls: str) -> None:
-        """System calls, by name of our own table or by number, that all have to fail without a
-        permission.
-        """
+        """System calls, by name or by number, that all have to fail without a permission."""
         lines = []
         for call in calls:
             number, _, rest = call.partition(" ")
@@ -398,9 +394,7 @@ if X86:
 
     @case("system calls of other machines")
     async def other_tables(box):
-        """32-bit `ipc(SHMGET, 7, 4096, IPC_CREAT)` by `int 0x80`, and x32 calls: refused, or the
-        end of the program.
-        """
+        """32-bit calls by `int 0x80`, and x32 calls: refused, or the end of the program."""
         machine = "53b875000000bb17000000b907000000ba00100000be80030000cd805bc3"
         code = r"""
                 import mmap

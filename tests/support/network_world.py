@@ -1,6 +1,4 @@
-"""A network outside with one server, and what an agent has at hand there; shared by the tests of
-docker networks.
-"""
+"""A network outside with one server, and the tools that an agent has in a sandbox."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ def left_behind(run_or_pid):
 
 @contextmanager
 def outside_world():
-    """A network outside with one server, called allowed.test, other.test and below.allowed.test in
-    it.
-    """
+    """A network outside with one server that has three names in it."""
     api, labels = first_daemon().api(), Owner.me().labels(3600) | {"agentrl.test": "world"}
     name = f"agentrl-test-{labels['agentrl.run']}"
     outside = api.create_network(name, driver="bridge", labels=labels)["Id"]

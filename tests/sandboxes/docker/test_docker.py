@@ -1,6 +1,4 @@
-"""Docker: the contract, whose rights work is done with, what a lost container is, and what is said
-of missing parts.
-"""
+"""Docker: the contract, rights, lost containers, and missing parts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A sandbox with allowed hosts, its proxy, and a server in a container of its own: what gets
-through and what not.
-"""
+"""What a sandbox with allowed hosts reaches through its proxy, with a real server outside."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ def addresses_of_this_machine():
 
 
 def test_there_is_no_way_past_the_proxy(world):
-    """Not to the server, to this machine by any of its addresses, to a resolver, nor to another
-    sandbox.
-    """
+    """Not to the server, to this machine, to a resolver, nor to another sandbox."""
     listener = socket.create_server(("", 0), backlog=50)
     port = listener.getsockname()[1]
 
@@ -137,9 +133,7 @@ print(open("/proc/net/if_inet6").read() or "no IPv6")
 
 
 def test_no_datagram_reaches_this_machine(world):
-    """The bridge of an internal network ends here, address or not: it takes in what is for all, or
-    for any of ours.
-    """
+    """The bridge takes in broadcasts, and what is sent to any address of this machine."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     listener.bind(("", 0))
     port = listener.getsockname()[1]

@@ -1,6 +1,4 @@
-"""What the proxy of a network lets through: rules, addresses, heads, and one request over real
-sockets.
-"""
+"""What the proxy lets through: rules, addresses, heads, and one request over real sockets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A sandbox's memory is bounded in total where a control group may be made, and none is left
-behind.
-"""
+"""Memory is bounded in total where a control group may be made, and no group is left behind."""
 
 from __future__ import annotations
 
@@ -55,8 +53,9 @@ def inside(body, limits=LIMITS):
 
 
 def groups(home):
-    """Our groups that are there; one that was still busy when its sandbox ended is removed with the
-    next.
+    """Our groups that are there now.
+
+    One that was still busy when its sandbox ended is removed with the next.
     """
     return set(home.path.glob(f"agentrl-{os.getpid()}-*"))
 

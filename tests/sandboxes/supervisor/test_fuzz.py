@@ -185,9 +185,7 @@ def packed(chunks):
 
 @pytest.fixture(scope="module")
 def forker(tmp_path_factory):
-    """A process that plays one stream after another to a supervisor of its own, where it can do no
-    harm.
-    """
+    """A process that plays streams to a supervisor of its own, where they can do no harm."""
     require("bubblewrap")
     archive = tmp_path_factory.mktemp("fuzz") / "supervisor.pyz"
     archive.write_bytes(program())
