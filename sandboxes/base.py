@@ -68,8 +68,7 @@ class Snapshot:
     """The tree of a work area as plain data, sorted by path; the first entry is the work area, ".".
 
     Owner, inodes and times are no part of it, nor are sockets, devices and FIFOs: equal trees give
-        equal snapshots,
-    whatever sandbox they were taken from.
+    equal snapshots, whatever sandbox they were taken from.
     """
 
     entries: tuple[SnapshotEntry, ...]

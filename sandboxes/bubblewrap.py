@@ -31,10 +31,9 @@ class BubblewrapBackend:
     """One long-lived set of namespaces per sandbox, with the supervisor as process 1 in it.
 
     Inside: read-only /usr, a work area and /tmp on one size-capped tmpfs, its own /proc and /dev, a
-        loopback and
-    nothing else of a network, no capability, one uid. When root starts it, it runs as a uid that
-    owns nothing, since the kernel lets the host's uid 0 write /proc/sys from any namespace and
-    exempts it from process limits.
+    loopback and nothing else of a network, no capability, one uid. When root starts it, it runs as
+    a uid that owns nothing, since the kernel lets the host's uid 0 write /proc/sys from any
+    namespace and exempts it from process limits.
     """
 
     name = "bubblewrap"
@@ -64,8 +63,7 @@ class _Guest(Child):
     """A bubblewrap with the supervisor in it, and the memory group of that, if any.
 
     The group takes in the supervisor alone, before it has been asked for anything: bubblewrap's own
-        process outside
-    stays with us, and dies with us.
+    process outside stays with us, and dies with us.
     """
 
     def __init__(self, argv: list[str], fds: tuple[int, ...], group: Group | None) -> None:

@@ -115,7 +115,7 @@ class Group:
 
 @functools.cache
 def home() -> Home | None:
-    """Where this process may make groups; None if nowhere. Clears away what dead hosts left there."""
+    """Where this process may make groups; None if nowhere. What dead hosts left is removed."""
     for found in _homes(
         Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     ):

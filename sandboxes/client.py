@@ -35,7 +35,7 @@ class Peer(Protocol):
         ...
 
     async def cause(self) -> str:
-        """Why it ended, where somebody else than itself knows; else empty. Takes a second at most."""
+        """Why it ended, as seen from outside; empty if unknown. Takes a second at most."""
         ...
 
     def unwrap(self, data: bytes) -> bytes:

@@ -28,10 +28,9 @@ class Lease:
     """One episode's hold on a sandbox; see `agentrl.sandboxes.base.Sandbox`.
 
     Why nothing of an earlier loan can be taken for something of this one: a sandbox has one
-        connection, on which
-    answers come in the order of their requests and with their numbers; when a loan ends, its open
-    calls are cancelled and its sandbox is reset, and the answer to that comes after all others.
-    From then on this handle refuses.
+    connection, on which answers come in the order of their requests and with their numbers; when a
+    loan ends, its open calls are cancelled and its sandbox is reset, and the answer to that comes
+    after all others. From then on this handle refuses.
 
     Attributes:
         sandbox: what is lent.

@@ -86,10 +86,9 @@ class Pool:
     """At most `size` agent sandboxes of one backend, and two graders per core; others wait.
 
     Each role has its own sandboxes and its own bound: agents that wait for their graders cannot
-        lock each other out,
-    and no grader ever runs where an agent was. A sandbox that had to go is replaced in the
-    background, and not more than two per core start at the same time. A pool serves one event loop
-    at a time.
+    lock each other out, and no grader ever runs where an agent was. A sandbox that had to go is
+    replaced in the background, and not more than two per core start at the same time. A pool serves
+    one event loop at a time.
 
     Attributes:
         backend: opens the sandboxes.

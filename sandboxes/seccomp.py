@@ -1,11 +1,10 @@
 """The system-call filter of a sandbox, as a classic BPF program for x86-64 and arm64.
 
 A list of what is denied, on top of namespaces without capabilities. It closes what those leave
-    open: kernel objects
-that outlive a reset (System V IPC, message queues, keys), nested user namespaces (the usual first
-step of a kernel exploit), sockets that no network namespace confines (AF_VSOCK), tracing, and the
-few calls by which one process can starve or limit another of the same uid: none of them may name
-process 1, the supervisor.
+open: kernel objects that outlive a reset (System V IPC, message queues, keys), nested user
+namespaces (the usual first step of a kernel exploit), sockets that no network namespace confines
+(AF_VSOCK), tracing, and the few calls by which one process can starve or limit another of the same
+uid: none of them may name process 1, the supervisor.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ async def restore_starts_from_nothing(room: Room) -> None:
 
 @common
 async def restore_follows_no_link(room: Room) -> None:
-    """A snapshot that was tampered with writes nothing outside: entries behind links are refused."""
+    """A forged snapshot writes nothing outside: entries behind links are refused."""
     async with room.sandbox() as box:
         start = await box.snapshot()
         link = SnapshotEntry("way", "link", 0o777, b"../tmp")

@@ -37,10 +37,9 @@ class DockerBackend:
     """One long-lived container per sandbox, on one daemon or shared out over several.
 
     Inside: the image read-only, no network but a loopback, a work area, /tmp and /dev/shm in memory
-        with caps on size
-    and number of files, no capability for commands, one uid of its own per sandbox, our system-call
-    profile, and limits by a control group. The container ends when its connection to this process
-    does.
+    with caps on size and number of files, no capability for commands, one uid of its own per
+    sandbox, our system-call profile, and limits by a control group. The container ends when its
+    connection to this process does.
     """
 
     name = "docker"

@@ -119,7 +119,7 @@ class Container:
         return self._pieces.stderr.decode("utf-8", "replace").strip()
 
     async def cause(self) -> str:
-        """Why it ended, as the daemon saw it; empty where we ended it or the daemon does not say."""
+        """Why it ended, as the daemon saw it; empty if we ended it or the daemon does not say."""
         if self._closed_by_us:
             return ""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._ask_cause)

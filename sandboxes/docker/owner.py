@@ -2,9 +2,8 @@
 
 A container ends with its owner by itself, when its stdin ends. What is left are containers whose
 owner died while he was making them, or whose daemon was away at that moment: the next owner on the
-same machine removes
-    those, and any
-that is past its deadline. Nothing without our labels is ever touched.
+same machine removes those, and any that is past its deadline. Nothing without our labels is ever
+touched.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Owner:
         """Whether the owner of a container with these labels is dead, or its time is over.
 
         Owners on another machine, or in another pid namespace, cannot be looked at: only the
-            deadline tells.
+        deadline tells.
         """
         if LABEL not in labels:
             return False

@@ -139,7 +139,10 @@ def _tmp_mb(limits: SandboxLimits) -> int:
 
 
 def memory_mb(limits: SandboxLimits) -> int:
-    """Memory of all processes and files of one container together: so full disks starve no process."""
+    """Memory in MB of all processes and files of one container.
+
+    It includes the disks, so a full disk takes no memory away from processes.
+    """
     return limits.memory_mb + limits.disk_mb + _tmp_mb(limits) + SHM_MB
 
 

@@ -2,10 +2,8 @@
 
 A container that runs ends with its host by itself. One that was created and not yet started has no
 stdin that could end: nobody but this process would know of it before the next start. It is a script
-of its own, with
-    nothing but the
-standard library: it reads lines `URL RUN` until its stdin ends, and then removes what carries these
-    runs' labels.
+of its own, with nothing but the standard library: it reads lines `URL RUN` until its stdin ends,
+and then removes what carries these runs' labels.
 """
 
 from __future__ import annotations

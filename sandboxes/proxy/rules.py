@@ -67,7 +67,7 @@ def host_name(text: str) -> str | None:
     """A host name in lower case without its last dot; None for an address or what is no name.
 
     A last part that is a number makes an IPv4 address to many resolvers: 127.1, 0x7f.1 and
-        2130706433 are no names.
+    2130706433 are no names.
     """
     name = text.lower().removesuffix(".")
     labels = name.split(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 
@@ -11,7 +12,6 @@ from agentrl.sandboxes.supervisor.frames import Fatal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
 
 WIPE_ENTRIES = 500_000
 MANIFEST_ENTRIES = 10_000
@@ -52,7 +52,7 @@ def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[str, bool]]
     with os.scandir(directory) as found:
         names = [
             (entry.name, entry.is_dir(follow_symlinks=False))
-            for _, entry in zip(range(limit), found)
+            for entry in itertools.islice(found, limit)
         ]
         if len(names) == limit and next(found, None) is not None:
             raise OSError(errno.EFBIG, f"more than {limit} entries in one directory")

@@ -57,7 +57,10 @@ class Pipes:
         self._kept: set[int] = set()
 
     def output(self, sink: Callable[[bytes], None]) -> int:
-        """Make a pipe whose bytes go to `sink`; returns its writing end, for the caller to close."""
+        """Make a pipe whose bytes go to `sink`; returns the end to write to.
+
+        The caller closes that end.
+        """
         read, write = os.pipe()
         self._sinks[read] = sink
         self._poll.register(read, select.POLLIN)

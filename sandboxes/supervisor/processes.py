@@ -173,7 +173,7 @@ def _spawn(argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, in
 
 
 def _kill_namespace() -> None:
-    """Kill all of the pid namespace at once: what has the signal pending cannot fork its way out."""
+    """Kill the whole pid namespace at once, so that no process can fork its way out."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:  # only zombies are left

@@ -1,7 +1,7 @@
 """The fingerprint of a sandbox: what tells a used one from a new one, compared after every reset.
 
 Left out because nothing can be read from them later: inode numbers, times, counters of the kernel,
-    warmth of caches.
+warmth of caches.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Proof:
     def __init__(
         self, wiped: list[int], processes: Processes, memory: Memory, private: bool
     ) -> None:
-        """Take the fingerprint of a new sandbox; `wiped` are the directories that a reset empties."""
+        """Take the fingerprint of a new sandbox; `wiped` are directories that a reset empties."""
         self._wiped = wiped
         self._memory = memory
         self._looks: dict[str, Callable[[], object]] = {
@@ -148,7 +148,7 @@ def _sockets() -> list[bytes]:
     """Counts of sockets and lingering TCP connections that are not zero, and local sockets.
 
     Nothing is listed but those: listing TCP would walk the kernel's whole hash table, 1.4 ms each
-        time.
+    time.
     """
     found = []
     for line in (_proc("net/sockstat") + _proc("net/sockstat6")).splitlines():

@@ -286,7 +286,7 @@ class Supervisor:
             return files.manifest(self._work)
 
     def _list(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: directory (empty: the work area). Answers as `manifest` does, without hashes."""
+        """Arguments: directory (empty: the work area). Answers as `manifest`, without hashes."""
         (path,) = arguments
         with self._rights:
             return files.listing(self._work, path)
@@ -298,7 +298,7 @@ class Supervisor:
             return snapshot.take(self._work, int(cap))
 
     def _restore(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: entries…. Everything ends and goes, as in a reset, and they are made instead."""
+        """Arguments: entries…. As in a reset everything ends; then the entries are made."""
         self._clear()
         with self._rights:
             snapshot.restore(self._work, arguments)

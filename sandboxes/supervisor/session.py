@@ -118,7 +118,7 @@ class Session:
         return self._processes.spawn(SHELLS[-1], self._env, descriptors)
 
     def _hear(self, data: bytes) -> None:
-        """Look for the word of the current command among what comes through the shell's own pipe."""
+        """Look for the word of the current command in what the shell writes to its own pipe."""
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-LINE:]
         for line in lines:

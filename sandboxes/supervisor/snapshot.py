@@ -1,10 +1,9 @@
 """A tree of files as plain data: out of one work area and into the same or another.
 
 An entry is four fields: path, kind (`dir`, `file` or `link`), permission bits, and the bytes of a
-    file or the target of
-a link. The first entry is the tree itself, as `.`; parents come before what is in them. Owner,
-inode and times are left out, so that equal trees give equal entries; sockets, devices and FIFOs are
-no part of a tree.
+file or the target of a link. The first entry is the tree itself, as `.`; parents come before what
+is in them. Owner, inode and times are left out, so that equal trees give equal entries; sockets,
+devices and FIFOs are no part of a tree.
 """
 
 from __future__ import annotations

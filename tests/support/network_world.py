@@ -34,7 +34,8 @@ def talk(client):
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         size = int(self.headers["Content-Length"] or 0)
-        text = f"{self.command} {self.path} {self.headers['Host']} {len(asked)} ".encode() + self.rfile.read(size)
+        text = f"{self.command} {self.path} {self.headers['Host']} {len(asked)} ".encode()
+        text += self.rfile.read(size)
         if self.path == "/large":
             text = b"x" * 3_000_000
         self.send_response(200)
@@ -69,7 +70,8 @@ def direct(host, port, wait=1.0):
     except OSError as error: return "failed"
     return "connected"
 def ask(server, name, wait=1.5):
-    question = b"".join(bytes([len(part)]) + part for part in name.encode().split(b".")) + b"\\0\\0\\1\\0\\1"
+    parts = name.encode().split(b".")
+    question = b"".join(bytes([len(part)]) + part for part in parts) + b"\\0\\0\\1\\0\\1"
     try:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.settimeout(wait)

@@ -95,7 +95,8 @@ def test_there_is_no_way_past_the_proxy(world):
 from concurrent.futures import ThreadPoolExecutor
 base, last = PROXY[0].rsplit(".", 1)
 hosts = [(host, {port}) for host in {hosts!r} + [f"{{base}}.{{int(last) - 1}}"]]
-hosts += [("{world.address}", 80), ("{world.address}", 443), ("{theirs}", 3128), ("{base}.{int(last) + 1}", 80)]
+hosts += [("{world.address}", 80), ("{world.address}", 443)]
+hosts += [("{theirs}", 3128), ("{base}.{int(last) + 1}", 80)]
 names = [(server, name) for server in ("{world.address}", "127.0.0.11", PROXY[0]) for name in NAMES]
 def found(name):
     try: return socket.getaddrinfo(name, 80)
@@ -152,8 +153,10 @@ def mine(kind):
         for host in {addresses_of_this_machine()!r}: sock.sendto(b"x", (host, {port}))
     except OSError as error: return f"failed {{error.errno}}"
     return "sent"
-print(mine(socket.SOCK_DGRAM), mine(socket.SOCK_DGRAM | socket.SOCK_NONBLOCK), mine(socket.SOCK_SEQPACKET))
-socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 6)
+kinds = (socket.SOCK_DGRAM, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, socket.SOCK_SEQPACKET)
+print(*map(mine, kinds))
+socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 6)
 print(fetch("http://allowed.test/"))
 """
 
