@@ -17,7 +17,7 @@ from agentrl.errors import SandboxLost
 
 STDERR_BYTES = 2000
 _POLL_S = 0.002
-_MAIN = "from agentrl.sandboxes.supervisor.serve import main\nmain()\n"
+_MAIN = "from agentrl.sandboxes.supervisor.program import main\nmain()\n"
 
 
 @functools.cache

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
 import stat
-import sys
 import time
 
 from agentrl.sandboxes.supervisor import files, snapshot, standing
@@ -24,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SESSIONS = 8
-PIPE_BYTES = 1 << 18
 FOR_ALL = stat.S_ISVTX | stat.S_IWOTH  # its owner alone can change it, everybody can put things in
-# What a request raises that is none: too few arguments, no numbers, numbers out of range, unknown
-# names.
+# What a malformed request raises: too few arguments, bad numbers, unknown names.
 MALFORMED = (ValueError, LookupError, OverflowError, AttributeError, TypeError)
 
 
@@ -93,7 +89,7 @@ class Supervisor:
         except OSError as error:
             return [b"error", b"%d" % (error.errno or 0), str(error.strerror or error).encode()]
         except MALFORMED as error:
-            raise Fatal(f"no request: {error!r}") from error
+            raise Fatal(f"malformed request: {error!r}") from error
 
     def end(self) -> None:
         """End everything that was started here and leave nothing behind."""
@@ -378,42 +374,3 @@ def _pairs(settings: list[bytes]) -> dict[bytes, bytes]:
 
 def _since(begin: float) -> int:
     return int((time.monotonic() - begin) * 1e6)
-
-
-def _widen(pipe: int) -> None:
-    """Let more bytes wait in a pipe, where the kernel allows it, so large requests wake us less."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):  # a socket, or more than this user may have
-        return
-
-
-def main() -> None:
-    """Serve the host on stdin and stdout, which nothing else that runs here can reach.
-
-    An argument is the time (seconds since 1970) at which all ends, should even the end of stdin not
-    come through.
-    """
-    if sys.argv[1:]:
-        deadline = int(sys.argv[1])
-        # The agent's user may send this signal at times: it only means that it is time to look.
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
-        signal.alarm(max(1, deadline - int(time.time()) + 1))
-    read, write = os.dup(0), os.dup(1)
-    _widen(read)
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    supervisor = Supervisor(read, write)
-    try:
-        supervisor.serve()
-    except (BrokenPipeError, ConnectionError, FrameError, Fatal, MemoryError) as error:
-        sys.stderr.write(f"supervisor: {type(error).__name__}: {error}\n")
-    if os.getpid() == 1:  # the end of process 1 is the end of all
-        return
-    try:
-        supervisor.end()
-    except (OSError, Fatal) as error:
-        sys.stderr.write(f"supervisor: {error} is left behind\n")

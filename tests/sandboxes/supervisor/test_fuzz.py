@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 from conftest import require
+from fake_sandboxes import FakePeer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_frames import Fake
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import SandboxLimits
@@ -284,7 +284,7 @@ def test_no_stream_from_a_supervisor_crashes_or_stalls_the_host(cases):
 
 
 async def _feed(chunks, calls, together):
-    peer = Fake()
+    peer = FakePeer()
     box = SupervisedSandbox(peer, SandboxLimits(output_bytes=1000, file_bytes=1000))
     for chunk in chunks[:200]:
         peer.other.send(chunk)
