@@ -123,7 +123,7 @@ def streams(draw, frames, first=()):
 FORKER = r"""
 import os, select, signal, struct, sys, time, traceback
 sys.path.insert(0, "supervisor.pyz")
-from agentrl.sandboxes.supervisor import serve
+from agentrl.sandboxes.supervisor import program
 from agentrl.sandboxes.supervisor.frames import Decoder
 def play(chunks, area):
     host, theirs = os.pipe(), os.pipe()
@@ -134,7 +134,7 @@ def play(chunks, area):
             os.dup2(host[0], 0); os.dup2(theirs[1], 1); os.closerange(3, 60)
             os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
             os.close(3)
-            serve.main()
+            program.main()
             code = 0
         except BaseException:
             traceback.print_exc()
