@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from agentrl.errors import ContractError
 from agentrl.sandboxes import Allow, Pool, open_pool
-from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxLimits, SandboxPool
+from agentrl.sandboxes.base import Isolation, Sandbox, SandboxLimits, SandboxNeed, SandboxPool
 from agentrl.tools import Tool, ToolResult, call_tool, clip_text, tools_of
 from agentrl.trajectory import Counts
 from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
@@ -89,7 +89,7 @@ class ToolEnv:
     sandbox_limits: SandboxLimits = SandboxLimits()
     network: Allow | tuple[str, ...] = ()
     isolation: Isolation = "reset"
-    needs: tuple[Need, ...] = ()
+    needs: tuple[SandboxNeed, ...] = ()
     untrusted: bool = False
     endless: bool = False
     screened: bool = False

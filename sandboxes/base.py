@@ -16,7 +16,7 @@ from typing import Literal, Protocol, get_args
 
 SandboxRole = Literal["agent", "grader"]
 Isolation = Literal["reset", "fresh"]
-Need = Literal["ptrace", "sysvipc"]
+SandboxNeed = Literal["ptrace", "sysvipc"]
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -92,7 +92,7 @@ class Snapshot:
 
 
 FileInfos = list[FileInfo]  # a class with a method `list` cannot say so in its own annotations
-Names = list[str]
+Differences = list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,12 @@ class SandboxLimits:
     file_bytes: int = 1_000_000
     inodes: int = 65_536
     cpus: float = 1.0
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[SandboxNeed] = frozenset()
 
     def __post_init__(self) -> None:
-        if unknown := self.needs - set(get_args(Need)):
-            raise ValueError(
-                f"sandbox needs {sorted(unknown)} are unknown; use {' or '.join(get_args(Need))}"
-            )
+        if unknown := self.needs - set(get_args(SandboxNeed)):
+            known = " or ".join(get_args(SandboxNeed))
+            raise ValueError(f"sandbox needs {sorted(unknown)} are unknown; use {known}")
         for name in self.__slots__:
             if name != "needs" and getattr(self, name) <= 0:
                 raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")
@@ -245,7 +244,7 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def verify(self) -> Names:
+    async def verify(self) -> Differences:
         """Name the kinds of things that differ from the sandbox's start; empty after a reset.
 
         Nothing is changed.
@@ -307,7 +306,7 @@ class SandboxPool(Protocol):
         role: SandboxRole,
         *,
         isolation: Isolation = "reset",
-        needs: Iterable[Need] = (),
+        needs: Iterable[SandboxNeed] = (),
         untrusted: bool = False,
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Borrow a clean sandbox for an `async with` block; afterwards it is reset or replaced.

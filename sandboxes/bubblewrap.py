@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
-from agentrl.sandboxes.cgroup import Group, home
+from agentrl.sandboxes.cgroup import MemoryGroup, home
 from agentrl.sandboxes.launch import Child, memory_file, program
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
 
@@ -48,7 +48,7 @@ class BubblewrapBackend:
         problem = missing()
         if problem:
             raise SandboxLost(problem)
-        group = None if (place := home()) is None else Group(place, total_mb(limits) << 20)
+        group = None if (place := home()) is None else MemoryGroup(place, total_mb(limits) << 20)
         child = _start(limits, group)
         try:
             if group is not None:
@@ -66,7 +66,7 @@ class _Guest(Child):
     process outside stays with us, and dies with us.
     """
 
-    def __init__(self, argv: list[str], fds: tuple[int, ...], group: Group | None) -> None:
+    def __init__(self, argv: list[str], fds: tuple[int, ...], group: MemoryGroup | None) -> None:
         self._group = group
         self._info, theirs = os.pipe()
         try:
@@ -99,7 +99,7 @@ class _Guest(Child):
             await self._group.remove()
 
 
-def _start(limits: SandboxLimits, group: Group | None) -> _Guest:
+def _start(limits: SandboxLimits, group: MemoryGroup | None) -> _Guest:
     files = {name: memory_file(name, data) for name, data in _contents(limits).items()}
     try:
         return _Guest(_argv(limits, files), tuple(files.values()), group)
@@ -117,7 +117,7 @@ def _read(fd: int) -> bytes:
         return pipe.read()
 
 
-def _place(limits: SandboxLimits, group: Group | None) -> Place:
+def _place(limits: SandboxLimits, group: MemoryGroup | None) -> Place:
     return Place(
         area=AREA,
         private=True,
@@ -170,7 +170,7 @@ def _contents(limits: SandboxLimits) -> dict[str, bytes]:
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
         "/supervisor.pyz": program(),
-        _FILTER: seccomp.program(needs=limits.needs),
+        _FILTER: seccomp.filter_program(needs=limits.needs),
         **{path: text.encode() for path, text in texts.items()},
     }
 

@@ -38,7 +38,7 @@ class Home:
     swap_apart: bool
 
 
-class Group:
+class MemoryGroup:
     """A group that bounds all memory of the processes in it, files in memory included.
 
     Attributes:
@@ -121,7 +121,7 @@ def home() -> Home | None:
     ):
         try:
             sweep(found.path)
-            group = Group(found, 1 << 30)
+            group = MemoryGroup(found, 1 << 30)
         except OSError:  # not permitted
             continue
         group.abandon()

@@ -15,7 +15,7 @@ from collections import deque
 from typing import Protocol
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
+from agentrl.sandboxes.supervisor.frames import FrameDecoder, FrameError, encode
 
 _CHUNK = 1 << 18
 _SEND_BYTES = (
@@ -63,7 +63,7 @@ class Wire:
         self.loop = asyncio.get_running_loop()
         self.lost: str | None = None
         self._ids = itertools.count(1)
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         self._open: deque[tuple[int, asyncio.Future[list[bytes]]]] = deque()
         self._unsent = bytearray()
         self._fd = peer.sock.fileno()

@@ -13,9 +13,9 @@ from agentrl.aio import is_cancelled
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import (
     NO_FILES,
+    Differences,
     ExecResult,
     FileInfos,
-    Names,
     Sandbox,
     Session,
     Snapshot,
@@ -122,7 +122,7 @@ class Lease:
         """Make a tree the work area's; see `Sandbox.restore`."""
         await self.call(self.held.restore(snapshot))
 
-    async def verify(self) -> Names:
+    async def verify(self) -> Differences:
         """What differs from the sandbox's start; see `Sandbox.verify`."""
         return await self.call(self.held.verify())
 

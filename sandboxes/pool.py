@@ -15,10 +15,10 @@ from typing import Any, TypeVar, get_args
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import (
     Isolation,
-    Need,
     Sandbox,
     SandboxBackend,
     SandboxLimits,
+    SandboxNeed,
     SandboxRole,
 )
 from agentrl.sandboxes.lease import Lease
@@ -151,7 +151,7 @@ class Pool:
         role: SandboxRole,
         *,
         isolation: Isolation = "reset",
-        needs: Iterable[Need] = (),
+        needs: Iterable[SandboxNeed] = (),
         untrusted: bool = False,
     ) -> AsyncIterator[Sandbox]:
         """Borrow a clean sandbox for an `async with` block; afterwards it is reset or replaced.
@@ -252,7 +252,7 @@ class Pool:
         room = min(self._size, _GRADERS_PER_CORE * cores) if role == "grader" else self._size
         return self._slots.setdefault(role, _Slots(role, room, asyncio.Semaphore(room)))
 
-    async def _obtain(self, slots: _Slots, fresh: bool, needs: frozenset[Need]) -> _Slot:
+    async def _obtain(self, slots: _Slots, fresh: bool, needs: frozenset[SandboxNeed]) -> _Slot:
         while not needs and (slot := slots.take(fresh)):
             try:
                 await slot.sandbox.ping()
@@ -269,7 +269,7 @@ class Pool:
             await self._end(slots.idle.pop(0), slots)
         return await self._open(slots, needs)
 
-    def _open(self, slots: _Slots, needs: frozenset[Need]) -> Coroutine[Any, Any, _Slot]:
+    def _open(self, slots: _Slots, needs: frozenset[SandboxNeed]) -> Coroutine[Any, Any, _Slot]:
         """Count a sandbox now, and start it when awaited."""
         limits = replace(self.limits, needs=self.limits.needs | needs)
         if slots.role == "grader":
@@ -329,7 +329,7 @@ class Pool:
             slots.idle.append(task.result())
 
     def _unclaimed(
-        self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[Need]
+        self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[SandboxNeed]
     ) -> None:
         """Keep a sandbox that nobody waits for any more, if it is like any other."""
         if not opening.cancelled() and opening.exception() is None and not self._closed:
@@ -357,16 +357,16 @@ class Pool:
         await asyncio.gather(*(self._close(sandbox) for sandbox in list(self._live)))
 
 
-def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
+def _checked(isolation: str, needs: Iterable[SandboxNeed]) -> frozenset[SandboxNeed]:
     if isolation not in get_args(Isolation):
         raise ConfigError(f"isolation={isolation!r} of an environment must be 'reset' or 'fresh'")
     found = {needs} if isinstance(needs, str) else set(needs)
-    if unknown := found - set(get_args(Need)):
+    if unknown := found - set(get_args(SandboxNeed)):
         raise ConfigError(
             f"needs={sorted(unknown)} of an environment are unknown; use"
-            f" {' or '.join(get_args(Need))}"
+            f" {' or '.join(get_args(SandboxNeed))}"
         )
-    return frozenset(need for need in get_args(Need) if need in found)
+    return frozenset(need for need in get_args(SandboxNeed) if need in found)
 
 
 def default_size(limits: SandboxLimits) -> int:

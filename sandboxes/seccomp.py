@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import Need
+from agentrl.sandboxes.base import SandboxNeed
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -61,7 +61,7 @@ DENIED = {
     "syslog": (103, 116),
 }
 # What a need permits, of all that belongs to it; process 1 is not traceable in any case.
-PERMITTED: dict[Need, tuple[str, ...]] = {
+PERMITTED: dict[SandboxNeed, tuple[str, ...]] = {
     "ptrace": ("ptrace", "process_vm_readv", "process_vm_writev"),
     "sysvipc": (
         *("msgctl", "msgget", "msgrcv", "msgsnd"),
@@ -93,7 +93,7 @@ class _Machine:
 _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 1)}
 
 
-def program(machine: str | None = None, needs: Iterable[Need] = ()) -> bytes:
+def filter_program(machine: str | None = None, needs: Iterable[SandboxNeed] = ()) -> bytes:
     """The filter that permits these needs, as an array of `struct sock_filter`.
 
     The machine is this one unless given.

@@ -11,10 +11,10 @@ from typing import Self
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import (
     NO_FILES,
+    Differences,
     ExecResult,
     FileInfo,
     FileInfos,
-    Names,
     SandboxLimits,
     Session,
     Snapshot,
@@ -309,7 +309,7 @@ class SupervisedSandbox:
             )
         await self._call("restore", *fields_of(snapshot), timeout_s=3 * GRACE_S)
 
-    async def verify(self) -> Names:
+    async def verify(self) -> Differences:
         """What differs from the sandbox's start, as names of kinds of things; nothing is changed.
 
         Raises:
@@ -359,7 +359,7 @@ def _directory(path: str) -> bytes:
     return b"" if path == "." else os.fsencode(relative_path(path))
 
 
-def _settings(env: Mapping[str, str]) -> Names:
+def _settings(env: Mapping[str, str]) -> list[str]:
     """`NAME=value` for each variable.
 
     Raises:

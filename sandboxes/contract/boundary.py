@@ -10,10 +10,10 @@ import os
 import tempfile
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.contract.room import Room, boundary, expect, python, sh
+from agentrl.sandboxes.contract.room import Room, at_boundary, expect, python, sh
 
 
-@boundary
+@at_boundary
 async def no_network(room: Room) -> None:
     """No address outside answers, the host's loopback included, and names do not resolve."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
@@ -28,7 +28,7 @@ async def no_network(room: Room) -> None:
         expect(done.stdout == b"True\n" * 4, done)
 
 
-@boundary
+@at_boundary
 async def host_files_are_out_of_sight(room: Room) -> None:
     """Files of the host outside its system, such as a home, cannot be reached.
 
@@ -51,7 +51,7 @@ async def host_files_are_out_of_sight(room: Room) -> None:
             expect((done.exit_code, done.stdout) == (0, b""), done)
 
 
-@boundary
+@at_boundary
 async def the_system_is_read_only(room: Room) -> None:
     """Nothing can be written outside of the work area and the temporary directories."""
     async with room.sandbox() as box:
@@ -68,7 +68,7 @@ async def the_system_is_read_only(room: Room) -> None:
         expect(done.exit_code == 0 and done.stdout == b"", done)
 
 
-@boundary
+@at_boundary
 async def processes_have_a_namespace_of_their_own(room: Room) -> None:
     """Processes of the host can be neither seen nor signalled."""
     async with room.sandbox() as box:
@@ -77,7 +77,7 @@ async def processes_have_a_namespace_of_their_own(room: Room) -> None:
         expect(seen.exit_code == 0 and seen.stdout.decode().strip() not in ("", mine), seen)
 
 
-@boundary
+@at_boundary
 async def no_privilege_can_be_had(room: Room) -> None:
     """Commands have no capability and cannot get one; mounts and tracing are refused."""
     async with room.sandbox() as box:
@@ -97,7 +97,7 @@ async def no_privilege_can_be_had(room: Room) -> None:
             expect(done.exit_code not in (0, 127), f"{command}: {done}")
 
 
-@boundary
+@at_boundary
 async def the_supervisor_is_out_of_reach(room: Room) -> None:
     """A command can neither signal, stop, trace, read nor limit the program that supervises it."""
     async with room.sandbox() as box:
@@ -117,7 +117,7 @@ async def the_supervisor_is_out_of_reach(room: Room) -> None:
         await box.reset()
 
 
-@boundary
+@at_boundary
 async def resources_are_bounded(room: Room) -> None:
     """Memory, disk and processes end at their limits, and a reset gives all of it back."""
     async with room.sandbox() as box:
@@ -141,7 +141,7 @@ async def resources_are_bounded(room: Room) -> None:
         )
 
 
-@boundary
+@at_boundary
 async def nothing_crosses_a_reset(room: Room) -> None:
     """No kernel object carries data to the next episode: memory, queues, sockets, attributes."""
     async with room.sandbox() as box:

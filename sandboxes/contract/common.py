@@ -10,7 +10,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.contract.room import (
     LATE,
     PYTHON,
-    Broken,
+    BrokenPromise,
     Room,
     appears,
     common,
@@ -164,7 +164,7 @@ async def paths_stay_inside(room: Room) -> None:
                     await call
                 except ValueError:
                     continue
-                raise Broken(f"path {path!r} was taken")
+                raise BrokenPromise(f"path {path!r} was taken")
 
 
 @common
@@ -244,7 +244,7 @@ async def reset_takes_files_along(room: Room) -> None:
                 await box.reset({"fine": b"", odd: b"3"})
             except ValueError:
                 continue
-            raise Broken(f"reset took the path {odd!r}")
+            raise BrokenPromise(f"reset took the path {odd!r}")
         expect(
             [info.path for info in await box.manifest()] == ["dir", "dir/kept", "old"],
             "a refused reset began",
@@ -264,7 +264,7 @@ async def a_closed_sandbox_is_lost(room: Room) -> None:
             await box.exec(["true"])
         except SandboxLost:
             return
-        raise Broken("a closed sandbox ran a command")
+        raise BrokenPromise("a closed sandbox ran a command")
 
 
 @common

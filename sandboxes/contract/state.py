@@ -9,7 +9,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import ExecResult, Sandbox, Session, Snapshot, SnapshotEntry
 from agentrl.sandboxes.contract.room import (
     LATE,
-    Broken,
+    BrokenPromise,
     Room,
     appears,
     common,
@@ -55,7 +55,7 @@ async def commands_start_where_asked(room: Room) -> None:
                 await box.exec(["pwd"], cwd=place)
             except ValueError:
                 continue
-            raise Broken(f"cwd {place!r} was taken")
+            raise BrokenPromise(f"cwd {place!r} was taken")
         await sh(box, "chmod 000 .")
         await box.exec(["true"], cwd="d")
         expect((await sh(box, "pwd")).stdout == home.stdout, "a cwd outlived its command")
@@ -81,7 +81,7 @@ async def list_shows_one_directory(room: Room) -> None:
                 await box.list(path)
             except OSError:
                 continue
-            raise Broken(f"{path} was listed")
+            raise BrokenPromise(f"{path} was listed")
 
 
 @common
@@ -266,7 +266,7 @@ async def restore_follows_no_link(room: Room) -> None:
                 await box.restore(replace(start, entries=(*start.entries, *entries)))
             except OSError:
                 continue
-            raise Broken("an entry behind a link was restored")
+            raise BrokenPromise("an entry behind a link was restored")
         for path in ("../x", "/tmp/x", "a/../../x", "a//x", ""):
             try:
                 await box.restore(
@@ -276,7 +276,7 @@ async def restore_follows_no_link(room: Room) -> None:
                 )
             except ValueError:
                 continue
-            raise Broken(f"a snapshot's path {path!r} was taken")
+            raise BrokenPromise(f"a snapshot's path {path!r} was taken")
         done = await sh(box, 'ls "$TMPDIR"')
         expect(done.stdout == b"", done)
 

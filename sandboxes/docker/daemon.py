@@ -52,7 +52,7 @@ def default_url() -> str:
     return os.environ.get("AGENTRL_DOCKER_URL") or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
 
-def split(url: str) -> list[str]:
+def split_urls(url: str) -> list[str]:
     """The URLs of several daemons.
 
     Raises:

@@ -130,7 +130,7 @@ def require_image(daemon: Daemon, image: str) -> Any:
         return daemon.api().inspect_image(image)
 
 
-def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
+def build_images(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
     """Build the images of both roles from our Dockerfiles on a Debian base; tag -> id.
 
     A base that is not there is pulled by the daemon. Without a registry,

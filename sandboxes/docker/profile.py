@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from agentrl.sandboxes import seccomp
-from agentrl.sandboxes.base import Need
+from agentrl.sandboxes.base import SandboxNeed
 
 _GROUPS = {
     "files": """
@@ -81,7 +81,7 @@ _TYPE, _STREAM = 0xF, 1
 
 
 @functools.cache
-def profile(needs: frozenset[Need] = frozenset(), streams_only: bool = False) -> str:
+def profile(needs: frozenset[SandboxNeed] = frozenset(), streams_only: bool = False) -> str:
     """The profile; the same for every container with the same needs, so a daemon sees one text.
 
     With `streams_only`, TCP is all that can be spoken to other machines. A bridge has the host on

@@ -30,7 +30,7 @@ _BUNDLE = b"# v2 git bundle", b"# v3 git bundle"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Leak:
     """Something that should not be there: its layer (1 is the lowest), its path, and what it is."""
 
     layer: int
@@ -63,7 +63,7 @@ class Needles:
         return [what for line in lines for text, what in self._by_line[line] if text in data]
 
 
-def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Finding]:
+def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Leak]:
     """Every finding in an image that a daemon holds; an empty list is the proof that was asked for.
 
     Raises:
@@ -78,7 +78,7 @@ def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Findin
         return list(_look(file, needles))
 
 
-def _look(file: IO[bytes], needles: Needles) -> Iterator[Finding]:
+def _look(file: IO[bytes], needles: Needles) -> Iterator[Leak]:
     with tarfile.open(fileobj=file) as saved:
         (manifest,) = json.loads(_member(saved, "manifest.json").read())
         settings = _member(saved, manifest["Config"]).read()
@@ -88,12 +88,12 @@ def _look(file: IO[bytes], needles: Needles) -> Iterator[Finding]:
         found = dict.fromkeys(
             why for text in (settings, *map(str.encode, inner)) for why in _whys(text, needles)
         )
-        yield from (Finding(0, "image settings", why) for why in found)
+        yield from (Leak(0, "image settings", why) for why in found)
         for number, name in enumerate(manifest["Layers"], 1):
             with tarfile.open(fileobj=_member(saved, name)) as layer:
                 for member in layer:
                     yield from (
-                        Finding(number, member.name, why) for why in _judge(layer, member, needles)
+                        Leak(number, member.name, why) for why in _judge(layer, member, needles)
                     )
 
 

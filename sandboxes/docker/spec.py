@@ -146,7 +146,7 @@ def memory_mb(limits: SandboxLimits) -> int:
     return limits.memory_mb + limits.disk_mb + _tmp_mb(limits) + SHM_MB
 
 
-def rlimits(limits: SandboxLimits) -> dict[str, int]:
+def container_rlimits(limits: SandboxLimits) -> dict[str, int]:
     """Limits of each process, by names of `resource` in lower case.
 
     Docker cannot limit address space, so `data` is limited.
@@ -162,7 +162,7 @@ def rlimits(limits: SandboxLimits) -> dict[str, int]:
 
 
 def _ulimits(limits: SandboxLimits) -> list[dict[str, Any]]:
-    values = rlimits(limits)
+    values = container_rlimits(limits)
     values["data"] = max(
         values["data"], _RUNC_DATA
     )  # binds the program that starts the container, too

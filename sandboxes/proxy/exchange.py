@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agentrl.sandboxes.proxy.flow import CHUNK, Flow, pump
-from agentrl.sandboxes.proxy.request import HEAD_BYTES, Refusal, Request, parse
-from agentrl.sandboxes.proxy.rules import Rule, objection, permit
+from agentrl.sandboxes.proxy.request import HEAD_BYTES, ProxyRefusal, ProxyRequest, parse
+from agentrl.sandboxes.proxy.rules import HostRule, objection, permit
 
 _ADDRESSES = 3
 _PARTING_S = 0.5
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """A request that is not let through; its argument is a `Refusal`."""
+    """A request that is not let through; its argument is a `ProxyRefusal`."""
 
 
 class Exchange:
@@ -42,7 +42,7 @@ class Exchange:
     Each one is logged: its verdict before anything is sent on, later how many bytes it moved.
     """
 
-    def __init__(self, rules: tuple[Rule, ...], bounds: Bounds, log: Log) -> None:
+    def __init__(self, rules: tuple[HostRule, ...], bounds: Bounds, log: Log) -> None:
         self._rules = rules
         self._bounds = bounds
         self._log = log
@@ -61,7 +61,7 @@ class Exchange:
             self._log_refusal(error.args[0])
             await _answer(client, error.args[0])
         except asyncio.CancelledError:
-            self._log_refusal(Refusal(400, "dropped before it was read"))
+            self._log_refusal(ProxyRefusal(400, "dropped before it was read"))
             raise
         else:
             named = {"method": request.method, "host": request.host, "port": request.port}
@@ -72,27 +72,27 @@ class Exchange:
 
     def turn_away(self, connection: socket.socket, why: str) -> None:
         """Close a connection unread."""
-        self._log_refusal(Refusal(503, why))
+        self._log_refusal(ProxyRefusal(503, why))
         connection.close()
 
-    async def _judge(self, client: asyncio.StreamReader) -> tuple[Request, list[str]]:
+    async def _judge(self, client: asyncio.StreamReader) -> tuple[ProxyRequest, list[str]]:
         """The request and the addresses that it may go to."""
         request = parse(await self._read_head(client))
-        if isinstance(request, Refusal):
+        if isinstance(request, ProxyRefusal):
             raise _RefusedError(request)
         named = (request.method, request.host, request.port)
         rule = permit(self._rules, request.host, request.port)
         if rule is None:
             why = "this host and port are not among the allowed ones"
-            raise _RefusedError(Refusal(403, why, *named))
+            raise _RefusedError(ProxyRefusal(403, why, *named))
         if request.body > self._bounds.size:
             why = f"a body of more than {self._bounds.size} bytes"
-            raise _RefusedError(Refusal(413, why, *named))
+            raise _RefusedError(ProxyRefusal(413, why, *named))
         addresses = await _resolve(named)
         for address in addresses:
             if kind := objection(address, rule.private):
                 why = f"this name leads to an address that is not allowed: {kind}"
-                raise _RefusedError(Refusal(403, why, *named))
+                raise _RefusedError(ProxyRefusal(403, why, *named))
         return request, addresses[:_ADDRESSES]
 
     async def _read_head(self, client: asyncio.StreamReader) -> bytes:
@@ -101,15 +101,15 @@ class Exchange:
         try:
             return await asyncio.wait_for(client.readuntil(_END), head_s)
         except asyncio.TimeoutError:  # noqa: UP041 (another class before Python 3.11)
-            refusal = Refusal(408, f"no whole head within {head_s:g} s")
+            refusal = ProxyRefusal(408, f"no whole head within {head_s:g} s")
         except asyncio.LimitOverrunError:
-            refusal = Refusal(431, f"a head of more than {HEAD_BYTES} bytes")
+            refusal = ProxyRefusal(431, f"a head of more than {HEAD_BYTES} bytes")
         except (OSError, asyncio.IncompleteReadError):
-            refusal = Refusal(400, "no request: the connection ended before its head did")
+            refusal = ProxyRefusal(400, "no request: the connection ended before its head did")
         raise _RefusedError(refusal)
 
     async def _carry(
-        self, request: Request, addresses: list[str], client: _Side, deadline: float
+        self, request: ProxyRequest, addresses: list[str], client: _Side, deadline: float
     ) -> None:
         """Connect and move bytes; log how it ended."""
         end = "dropped"
@@ -117,7 +117,7 @@ class Exchange:
             server = await self._connect(addresses, request.port)
         except OSError as error:
             end = "not connected"
-            refusal = Refusal(502, f"cannot connect: {error.strerror or error}")
+            refusal = ProxyRefusal(502, f"cannot connect: {error.strerror or error}")
             await _answer(client, refusal)
         else:
             try:
@@ -143,7 +143,9 @@ class Exchange:
                 last = error
         raise last
 
-    async def _move(self, request: Request, client: _Side, server: _Side, deadline: float) -> None:
+    async def _move(
+        self, request: ProxyRequest, client: _Side, server: _Side, deadline: float
+    ) -> None:
         tunnel, size = request.method == "CONNECT", self._bounds.size
         may_send = size if tunnel else request.body
         up = Flow(client[0], server[1], request.head, may_send, exact=not tunnel)
@@ -151,7 +153,7 @@ class Exchange:
         self._flows = (up, down)
         await pump(up, down, deadline, self._bounds.idle_s)
 
-    def _log_refusal(self, refusal: Refusal) -> None:
+    def _log_refusal(self, refusal: ProxyRefusal) -> None:
         self._log({"verdict": "refused", **refusal._asdict()})
 
 
@@ -165,11 +167,11 @@ async def _resolve(named: tuple[str, str, int]) -> list[str]:
         )
     except OSError as error:
         why = f"this name has no address: {error.strerror}"
-        raise _RefusedError(Refusal(502, why, *named)) from error
+        raise _RefusedError(ProxyRefusal(502, why, *named)) from error
     return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
-async def _answer(client: _Side, refusal: Refusal) -> None:
+async def _answer(client: _Side, refusal: ProxyRefusal) -> None:
     """Send a refusal, and let the client read it before the connection is closed."""
     text = f"agentrl: {refusal.why}\n".encode("utf-8", "replace")
     head = (

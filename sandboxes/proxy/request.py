@@ -32,7 +32,7 @@ _OURS = {
 }
 
 
-class Request(NamedTuple):
+class ProxyRequest(NamedTuple):
     """What a client asks for.
 
     Attributes:
@@ -49,7 +49,7 @@ class Request(NamedTuple):
     body: int
 
 
-class Refusal(NamedTuple):
+class ProxyRefusal(NamedTuple):
     """Why a request is refused: an HTTP status, a sentence, and host and port if they were read."""
 
     status: int
@@ -60,18 +60,18 @@ class Refusal(NamedTuple):
 
 
 class _BadError(Exception):
-    """A head that is none; its arguments are those of `Refusal`."""
+    """A head that is none; its arguments are those of `ProxyRefusal`."""
 
 
-def parse(head: bytes) -> Request | Refusal:
+def parse(head: bytes) -> ProxyRequest | ProxyRefusal:
     """Read a head, the empty line at its end included; what is not plainly right is refused."""
     try:
         return _parse(head)
     except _BadError as error:
-        return Refusal(*error.args)
+        return ProxyRefusal(*error.args)
 
 
-def _parse(head: bytes) -> Request:
+def _parse(head: bytes) -> ProxyRequest:
     if len(head) > HEAD_BYTES:
         raise _BadError(431, f"a head of more than {HEAD_BYTES} bytes")
     if not head.endswith(b"\r\n\r\n"):
@@ -97,7 +97,7 @@ def _parse(head: bytes) -> Request:
                 host,
                 port,
             )
-        return Request(text, host, port, head=b"", body=0)
+        return ProxyRequest(text, host, port, head=b"", body=0)
     if method not in FORWARDED:
         raise _BadError(405, "another method than CONNECT, GET, HEAD or POST", text[:16])
     scheme, mark, rest = target.partition(b"://")
@@ -113,7 +113,7 @@ def _parse(head: bytes) -> Request:
         *kept,
         b"Connection: close",
     ]
-    return Request(text, host, port, b"\r\n".join(rows) + b"\r\n\r\n", body)
+    return ProxyRequest(text, host, port, b"\r\n".join(rows) + b"\r\n\r\n", body)
 
 
 def _split(rest: bytes) -> tuple[bytes, bytes]:

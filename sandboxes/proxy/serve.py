@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from agentrl.sandboxes.proxy.exchange import Bounds, Exchange
-from agentrl.sandboxes.proxy.rules import Rule
+from agentrl.sandboxes.proxy.rules import HostRule
 
 PORT = 3128
 _PAUSE_S = 0.05
@@ -30,7 +30,7 @@ class Proxy:
 
     def __init__(self, settings: dict, write: int) -> None:  # type: ignore[type-arg]
         self._rules = tuple(
-            Rule(name, below, tuple(ports), private)
+            HostRule(name, below, tuple(ports), private)
             for name, below, ports, private in settings["rules"]
         )
         self._bounds = Bounds(**settings["bounds"])

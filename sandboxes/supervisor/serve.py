@@ -10,12 +10,12 @@ import time
 
 from agentrl.sandboxes.supervisor import files, snapshot, standing
 from agentrl.sandboxes.supervisor.command import Command
-from agentrl.sandboxes.supervisor.frames import PROTOCOL, Decoder, Fatal, FrameError, encode
+from agentrl.sandboxes.supervisor.frames import PROTOCOL, Fatal, FrameDecoder, FrameError, encode
 from agentrl.sandboxes.supervisor.memory import Memory
 from agentrl.sandboxes.supervisor.processes import CHUNK, Processes
 from agentrl.sandboxes.supervisor.proof import Proof
 from agentrl.sandboxes.supervisor.rights import Rights
-from agentrl.sandboxes.supervisor.session import Session
+from agentrl.sandboxes.supervisor.session import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Supervisor:
     def __init__(self, read: int, write: int) -> None:
         self._read = read
         self._write = write
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         self._rights = Rights()
         self._processes = Processes()
         self._area = self._work = -1
@@ -42,7 +42,7 @@ class Supervisor:
         self._env: dict[bytes, bytes] = {}
         self._memory = Memory([], private=False)
         self._proof = Proof([], self._processes, self._memory, private=False)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, Shell] = {}
         self._session_count = 0  # over the whole life: an id is never used again
         self._verbs: dict[bytes, Callable[[list[bytes]], list[bytes]]] = {
             b"hello": self._hello,
@@ -214,7 +214,7 @@ class Supervisor:
         return 0.0 if self._decoder.pending else int(timeout) / 1e6
 
     def _outcome(
-        self, status: int, ended: Command | Session, begin: float, kills: int
+        self, status: int, ended: Command | Shell, begin: float, kills: int
     ) -> list[bytes]:
         stdout, stderr = ended.outputs
         numbers = (status, ended.timed_out, stdout.dropped + stderr.dropped, _since(begin))
@@ -229,7 +229,7 @@ class Supervisor:
         if len(self._sessions) >= SESSIONS:
             raise OSError(errno.EMFILE, f"more than {SESSIONS} open sessions")
         self._session_count += 1
-        self._sessions[self._session_count] = Session(
+        self._sessions[self._session_count] = Shell(
             self._processes, {**self._env, **_pairs(arguments)}
         )
         return [b"%d" % self._session_count]
@@ -253,7 +253,7 @@ class Supervisor:
         del self._sessions[int(number)]
         return []
 
-    def _session(self, number: bytes) -> Session:
+    def _session(self, number: bytes) -> Shell:
         if int(number) not in self._sessions:
             raise OSError(
                 errno.ESTALE,

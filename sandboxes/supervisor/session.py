@@ -20,7 +20,7 @@ CONTROL = 8  # sh knows descriptors of one digit only
 LINE = 200
 
 
-class Session:
+class Shell:
     """One shell; `run` starts it, and a new one where the last has ended.
 
     Attributes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.sandboxes.proxy import exchange as exchange_module
 from agentrl.sandboxes.proxy.exchange import Bounds, Exchange
-from agentrl.sandboxes.proxy.request import HEAD_BYTES, Refusal, Request, parse
+from agentrl.sandboxes.proxy.request import HEAD_BYTES, ProxyRefusal, ProxyRequest, parse
 from agentrl.sandboxes.proxy.rules import host_name, rule
 
 BOUNDS = Bounds(connections=4, head_s=60.0, connect_s=60.0, idle_s=60.0, total_s=60.0, size=200_000)
@@ -31,12 +31,12 @@ def test_a_head_is_written_anew():
         b"Content-Length: 3",
     )
     wanted = b"\r\n".join((*rows, b"Connection: close", b"", b""))
-    assert parse(head) == Request("POST", "example.org", 8080, wanted, 3)
-    assert parse(b"CONNECT Example.org.:443 HTTP/1.1\r\n\r\n") == Request(
+    assert parse(head) == ProxyRequest("POST", "example.org", 8080, wanted, 3)
+    assert parse(b"CONNECT Example.org.:443 HTTP/1.1\r\n\r\n") == ProxyRequest(
         "CONNECT", "example.org", 443, b"", 0
     )
     bare = parse(b"GET http://a.org?q HTTP/1.0\r\n\r\n")
-    assert isinstance(bare, Request) and bare.head.startswith(
+    assert isinstance(bare, ProxyRequest) and bare.head.startswith(
         b"GET /?q HTTP/1.1\r\nHost: a.org\r\n"
     )
 
@@ -69,7 +69,7 @@ def test_a_head_is_written_anew():
 )
 def test_a_head_that_is_not_plainly_right_is_refused(head, status):
     refused = parse(head)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, ProxyRefusal)
     assert refused.status == status
 
 
@@ -112,7 +112,7 @@ HEADS = st.one_of(
 def test_no_head_raises_and_what_goes_on_is_one_clean_request(data):
     for head in (data, data + b"\r\n\r\n"):
         found = parse(head)
-        if isinstance(found, Refusal):
+        if isinstance(found, ProxyRefusal):
             assert 400 <= found.status < 600
             continue
         assert host_name(found.host) == found.host and 0 < found.port < 65_536
@@ -123,7 +123,9 @@ def test_no_head_raises_and_what_goes_on_is_one_clean_request(data):
             assert not set(b"\0\n\r") & set(found.head.replace(b"\r\n", b""))
             assert found.head.lower().count(b"\r\nhost:") == 1
             again = parse(found.head.replace(b" /", b" http://" + found.host.encode() + b"/", 1))
-            assert isinstance(again, Request)  # what is written is well-formed by the same measure
+            assert isinstance(
+                again, ProxyRequest
+            )  # what is written is well-formed by the same measure
 
 
 class Log(list):

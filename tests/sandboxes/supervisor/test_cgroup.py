@@ -144,26 +144,26 @@ def test_what_a_killed_host_left_is_swept(home):
 
 
 def test_a_group_that_cannot_be_filled_or_made_is_told(home, monkeypatch):
-    group = cgroup.Group(home, 1 << 30)
+    group = cgroup.MemoryGroup(home, 1 << 30)
     with pytest.raises(SandboxLost, match="cannot move a sandbox"):
         group.add(2**22 + 1)
     asyncio.run(group.remove())
     asyncio.run(group.remove())
     with process("sleep", "1000") as busy:
         monkeypatch.setattr(cgroup, "_REMOVE_S", 0.05)
-        group = cgroup.Group(home, 1 << 30)
+        group = cgroup.MemoryGroup(home, 1 << 30)
         group.add(busy.pid)
         asyncio.run(group.remove())
         assert group._path.exists()
 
     def is_gone():
-        cgroup.Group(home, 1 << 30).abandon()  # what had to be left is tried again
+        cgroup.MemoryGroup(home, 1 << 30).abandon()  # what had to be left is tried again
         return not group._path.exists()
 
     wait_for(is_gone)
     nowhere = cgroup.Home(Path("/proc"), ("a", "b"), "c", swap_apart=False)
     with pytest.raises(OSError):
-        cgroup.Group(nowhere, 1 << 30)
+        cgroup.MemoryGroup(nowhere, 1 << 30)
 
 
 ONE = (

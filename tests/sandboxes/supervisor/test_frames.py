@@ -19,7 +19,7 @@ from agentrl.sandboxes.supervisor.frames import (
     HEADER,
     MAX_FIELDS,
     MAX_FRAME,
-    Decoder,
+    FrameDecoder,
     FrameError,
     encode,
 )
@@ -39,7 +39,7 @@ def drain(decoder):
 @given(FRAMES, st.integers(1, 50))
 def test_any_cut_of_the_stream_gives_the_same_frames(frames, chunk):
     stream = b"".join(encode(*frame) for frame in frames)
-    decoder, seen = Decoder(), []
+    decoder, seen = FrameDecoder(), []
     for at in range(0, len(stream), chunk):
         decoder.feed(stream[at : at + chunk])
         seen += drain(decoder)
@@ -50,14 +50,14 @@ def test_any_cut_of_the_stream_gives_the_same_frames(frames, chunk):
 @given(st.integers(0, 2**32 - 1), FIELDS, st.data())
 def test_a_truncated_frame_is_no_frame(request_id, fields, data):
     whole = encode(request_id, fields)
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(whole[: data.draw(st.integers(0, len(whole) - 1))])
     assert decoder.next() is None
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_or_is_a_frame(garbage):
-    decoder = Decoder(max_frame=100)
+    decoder = FrameDecoder(max_frame=100)
     decoder.feed(garbage)
     try:
         frames = drain(decoder)
@@ -76,7 +76,7 @@ def test_sizes_that_do_not_add_up_are_refused(fields, data):
         )
     )
     struct.pack_into("<I", payload, at, value)
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(HEADER.pack(len(payload), 7) + payload)
     # A smaller count can make a frame of other fields only if its sizes happen to add up; never a
     # longer one.
@@ -89,7 +89,7 @@ def test_sizes_that_do_not_add_up_are_refused(fields, data):
 
 @pytest.mark.parametrize("size", [0, 3, MAX_FRAME + 1, 2**32 - 1])
 def test_an_impossible_length_is_refused_at_once(size):
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(HEADER.pack(size, 1))
     with pytest.raises(FrameError, match="announces"):
         decoder.next()

@@ -124,7 +124,7 @@ FORKER = r"""
 import os, select, signal, struct, sys, time, traceback
 sys.path.insert(0, "supervisor.pyz")
 from agentrl.sandboxes.supervisor import program
-from agentrl.sandboxes.supervisor.frames import Decoder
+from agentrl.sandboxes.supervisor.frames import FrameDecoder
 def play(chunks, area):
     host, theirs = os.pipe(), os.pipe()
     pid = os.fork()
@@ -146,7 +146,7 @@ def play(chunks, area):
         for chunk in chunks: os.write(host[1], chunk)
     except BrokenPipeError: pass
     os.close(host[1])
-    decoder, deadline, late = Decoder(), time.monotonic() + 8, False
+    decoder, deadline, late = FrameDecoder(), time.monotonic() + 8, False
     while True:
         if not select.select([theirs[0]], [], [], max(0, deadline - time.monotonic()))[0]:
             late = True
