@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agentrl.errors import ContractError
-from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxLimits
+from agentrl.sandboxes.base import Isolation, Sandbox, SandboxLimits, SandboxNeed
 from agentrl.sandboxes.network import Allow
 from agentrl.tools import tools_of
 from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
@@ -64,7 +64,7 @@ class ToolEnv:
     sandbox_limits: SandboxLimits = SandboxLimits()
     network: Allow | tuple[str, ...] = ()
     isolation: Isolation = "reset"
-    needs: tuple[Need, ...] = ()
+    needs: tuple[SandboxNeed, ...] = ()
     untrusted: bool = False
     endless: bool = False
     screened: bool = False

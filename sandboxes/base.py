@@ -1,5 +1,4 @@
-"""The sandbox protocol: what every backend offers, whether it is a namespace, a container or a bare
-process.
+"""The sandbox protocol: what every backend offers.
 
 A failing command is a value (`ExecResult`); a failing sandbox is an exception (`SandboxLost`). Bad
 arguments (a path outside the work area, a limit that is no limit) raise ValueError before anything
@@ -17,7 +16,7 @@ from typing import Literal, Protocol, get_args
 
 SandboxRole = Literal["agent", "grader"]
 Isolation = Literal["reset", "fresh"]
-Need = Literal["ptrace", "sysvipc"]
+SandboxNeed = Literal["ptrace", "sysvipc"]
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -66,12 +65,10 @@ class SnapshotEntry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The tree of a work area as plain data, sorted by path; the first entry is the work area
-    itself, as ".".
+    """The tree of a work area as plain data, sorted by path; the first entry is the work area, ".".
 
     Owner, inodes and times are no part of it, nor are sockets, devices and FIFOs: equal trees give
-        equal snapshots,
-    whatever sandbox they were taken from.
+    equal snapshots, whatever sandbox they were taken from.
     """
 
     entries: tuple[SnapshotEntry, ...]
@@ -95,7 +92,7 @@ class Snapshot:
 
 
 FileInfos = list[FileInfo]  # a class with a method `list` cannot say so in its own annotations
-Names = list[str]
+Differences = list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +117,12 @@ class SandboxLimits:
     file_bytes: int = 1_000_000
     inodes: int = 65_536
     cpus: float = 1.0
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[SandboxNeed] = frozenset()
 
     def __post_init__(self) -> None:
-        if unknown := self.needs - set(get_args(Need)):
-            raise ValueError(
-                f"sandbox needs {sorted(unknown)} are unknown; use {' or '.join(get_args(Need))}"
-            )
+        if unknown := self.needs - set(get_args(SandboxNeed)):
+            known = " or ".join(get_args(SandboxNeed))
+            raise ValueError(f"sandbox needs {sorted(unknown)} are unknown; use {known}")
         for name in self.__slots__:
             if name != "needs" and getattr(self, name) <= 0:
                 raise ValueError(f"sandbox limit {name}={getattr(self, name)} must be positive")
@@ -142,8 +138,9 @@ class Session(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the shell outlived its last command; if not, the next one finds a new shell in
-        the work area.
+        """Whether the shell outlived its last command.
+
+        If not, the next command gets a new shell in the work area.
         """
         ...
 
@@ -196,8 +193,9 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Read declared paths. What is missing, no regular file, behind a link or too large is left
-        out.
+        """Read declared paths.
+
+        Left out is what is missing, not a regular file, behind a link, or too large.
         """
         ...
 
@@ -223,8 +221,9 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> Snapshot:
-        """The work area's tree as it is now. Processes may be changing it meanwhile: `kill_all`
-        first, to be sure.
+        """The work area's tree as it is now.
+
+        Processes may change it meanwhile: call `kill_all` first to exclude that.
 
         Raises:
             OSError: over 32 MB, 10,000 entries or 64 levels.
@@ -232,8 +231,9 @@ class Sandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Kill every process, empty the work area, and make this tree in it, owned by whom commands
-        run as.
+        """Kill every process, empty the work area, and make this tree in it.
+
+        The user that commands run as owns all of it.
 
         Nothing is written through a link. On OSError a part of the tree may be there.
 
@@ -244,9 +244,10 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def verify(self) -> Names:
-        """What differs from the sandbox's start, as names of kinds of things; nothing is changed.
-        Empty after a reset.
+    async def verify(self) -> Differences:
+        """Name the kinds of things that differ from the sandbox's start; empty after a reset.
+
+        Nothing is changed.
 
         Of a sandbox that shares namespaces with others, only what is its own is compared.
         """
@@ -261,8 +262,7 @@ class Sandbox(Protocol):
         ...
 
     async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
-        """Kill every process of the sandbox, empty its work area, verify both, and only then write
-        `files`.
+        """Kill every process, empty the work area, verify both, and only then write `files`.
 
         Raises:
             OSError: the work area is full.
@@ -306,11 +306,10 @@ class SandboxPool(Protocol):
         role: SandboxRole,
         *,
         isolation: Isolation = "reset",
-        needs: Iterable[Need] = (),
+        needs: Iterable[SandboxNeed] = (),
         untrusted: bool = False,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Borrow a clean sandbox for a `async with` block; afterwards it is reset and reused, or
-        replaced.
+        """Borrow a clean sandbox for an `async with` block; afterwards it is reset or replaced.
 
         With isolation "fresh", and with any `needs`, nobody had it before and nobody gets it
         afterwards.

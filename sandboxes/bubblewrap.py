@@ -1,6 +1,4 @@
-"""Sandboxes made of Linux namespaces by bubblewrap: no network, no files of the host, no daemon, 20
-ms to open.
-"""
+"""Sandboxes made of Linux namespaces by bubblewrap: no network, no host files, no daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from pathlib import Path
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
-from agentrl.sandboxes.cgroup import Group, home
+from agentrl.sandboxes.cgroup import MemoryGroup, home
 from agentrl.sandboxes.launch import Child, memory_file, program
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
 
@@ -33,10 +31,9 @@ class BubblewrapBackend:
     """One long-lived set of namespaces per sandbox, with the supervisor as process 1 in it.
 
     Inside: read-only /usr, a work area and /tmp on one size-capped tmpfs, its own /proc and /dev, a
-        loopback and
-    nothing else of a network, no capability, one uid. When root starts it, it runs as a uid that
-    owns nothing, since the kernel lets the host's uid 0 write /proc/sys from any namespace and
-    exempts it from process limits.
+    loopback and nothing else of a network, no capability, one uid. When root starts it, it runs as
+    a uid that owns nothing, since the kernel lets the host's uid 0 write /proc/sys from any
+    namespace and exempts it from process limits.
     """
 
     name = "bubblewrap"
@@ -51,7 +48,7 @@ class BubblewrapBackend:
         problem = missing()
         if problem:
             raise SandboxLost(problem)
-        group = None if (place := home()) is None else Group(place, total_mb(limits) << 20)
+        group = None if (place := home()) is None else MemoryGroup(place, total_mb(limits) << 20)
         child = _start(limits, group)
         try:
             if group is not None:
@@ -66,11 +63,10 @@ class _Guest(Child):
     """A bubblewrap with the supervisor in it, and the memory group of that, if any.
 
     The group takes in the supervisor alone, before it has been asked for anything: bubblewrap's own
-        process outside
-    stays with us, and dies with us.
+    process outside stays with us, and dies with us.
     """
 
-    def __init__(self, argv: list[str], fds: tuple[int, ...], group: Group | None) -> None:
+    def __init__(self, argv: list[str], fds: tuple[int, ...], group: MemoryGroup | None) -> None:
         self._group = group
         self._info, theirs = os.pipe()
         try:
@@ -103,7 +99,7 @@ class _Guest(Child):
             await self._group.remove()
 
 
-def _start(limits: SandboxLimits, group: Group | None) -> _Guest:
+def _start(limits: SandboxLimits, group: MemoryGroup | None) -> _Guest:
     files = {name: memory_file(name, data) for name, data in _contents(limits).items()}
     try:
         return _Guest(_argv(limits, files), tuple(files.values()), group)
@@ -121,7 +117,7 @@ def _read(fd: int) -> bytes:
         return pipe.read()
 
 
-def _place(limits: SandboxLimits, group: Group | None) -> Place:
+def _place(limits: SandboxLimits, group: MemoryGroup | None) -> Place:
     return Place(
         area=AREA,
         private=True,
@@ -134,8 +130,9 @@ def _place(limits: SandboxLimits, group: Group | None) -> Place:
 
 
 def total_mb(limits: SandboxLimits) -> int:
-    """Memory of all processes and files of one sandbox together, where a group bounds it: full
-    disks starve nobody.
+    """Memory in MB of all processes and files of one sandbox, where a control group bounds it.
+
+    It includes the disks, so a full disk takes no memory away from processes.
     """
     return limits.memory_mb + limits.disk_mb + _SHM_MB
 
@@ -150,9 +147,7 @@ def memory_bound() -> str:
 
 
 def missing() -> str | None:
-    """What keeps bubblewrap from being used here, with the fix; None if nothing does. Starts no
-    sandbox.
-    """
+    """Why bubblewrap cannot be used here, with the fix; None if it can. Starts no sandbox."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the Debian package bubblewrap"
     if not os.access(PYTHON, os.X_OK):
@@ -171,13 +166,11 @@ def missing() -> str | None:
 
 
 def _contents(limits: SandboxLimits) -> dict[str, bytes]:
-    """What bubblewrap reads from descriptors: files by their path inside, and the system-call
-    filter.
-    """
+    """What bubblewrap reads from descriptors: files by path inside, and the system-call filter."""
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
         "/supervisor.pyz": program(),
-        _FILTER: seccomp.program(needs=limits.needs),
+        _FILTER: seccomp.filter_program(needs=limits.needs),
         **{path: text.encode() for path, text in texts.items()},
     }
 

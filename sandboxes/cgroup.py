@@ -24,8 +24,7 @@ _left: set[Path] = set()  # ours, and still not empty when we last looked
 
 @dataclass(frozen=True)
 class Home:
-    """Where groups are made: a directory of the kernel's file system, and the names of the files in
-    it.
+    """Where groups are made: a directory of the kernel, and the names of the files in it.
 
     Attributes:
         limits: the file of the limit on memory, and that on swap or on both together.
@@ -39,7 +38,7 @@ class Home:
     swap_apart: bool
 
 
-class Group:
+class MemoryGroup:
     """A group that bounds all memory of the processes in it, files in memory included.
 
     Attributes:
@@ -96,8 +95,9 @@ class Group:
         self._path.rmdir()
 
     async def remove(self) -> None:
-        """Remove it once its processes are gone; after some patience it is left to the next one
-        that is made.
+        """Remove it once its processes are gone.
+
+        If they stay too long, it is left to the next group that is made.
         """
         self.close_files()
         deadline = asyncio.get_running_loop().time() + _REMOVE_S
@@ -115,13 +115,13 @@ class Group:
 
 @functools.cache
 def home() -> Home | None:
-    """Where this process may make groups; None if nowhere. Clears away what dead hosts left there."""
+    """Where this process may make groups; None if nowhere. What dead hosts left is removed."""
     for found in _homes(
         Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     ):
         try:
             sweep(found.path)
-            group = Group(found, 1 << 30)
+            group = MemoryGroup(found, 1 << 30)
         except OSError:  # not permitted
             continue
         group.abandon()
@@ -130,9 +130,7 @@ def home() -> Home | None:
 
 
 def _homes(groups: str, mounts: str) -> list[Home]:
-    """Candidates, best first, from the texts of the kernel that say where we are and what is
-    mounted where.
-    """
+    """Candidates, best first, from the kernel's texts about our groups and mounts."""
     ours = {
         controllers: path
         for _, controllers, path in (line.split(":", 2) for line in groups.splitlines())

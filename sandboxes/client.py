@@ -1,5 +1,6 @@
-"""The host's side of a supervised sandbox: one request at a time, a deadline on each, nothing
-believed.
+"""The host's side of a supervised sandbox: one request at a time, each with a deadline.
+
+Nothing that a sandbox answers is trusted.
 
 Whatever is not a well-formed answer to the oldest open request, in time, ends the sandbox:
 `SandboxLost`.
@@ -14,7 +15,7 @@ from collections import deque
 from typing import Protocol
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
+from agentrl.sandboxes.supervisor.frames import FrameDecoder, FrameError, encode
 
 _CHUNK = 1 << 18
 _SEND_BYTES = (
@@ -34,7 +35,7 @@ class Peer(Protocol):
         ...
 
     async def cause(self) -> str:
-        """Why it ended, where somebody else than itself knows; else empty. Takes a second at most."""
+        """Why it ended, as seen from outside; empty if unknown. Takes a second at most."""
         ...
 
     def unwrap(self, data: bytes) -> bytes:
@@ -55,16 +56,14 @@ class Peer(Protocol):
 
 
 class Wire:
-    """Requests out, answers in, over the socket of a peer; bound to the event loop that it was made
-    on.
-    """
+    """Requests and answers over the socket of a peer; bound to the event loop it was made on."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.loop = asyncio.get_running_loop()
         self.lost: str | None = None
         self._ids = itertools.count(1)
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         self._open: deque[tuple[int, asyncio.Future[list[bytes]]]] = deque()
         self._unsent = bytearray()
         self._fd = peer.sock.fileno()
@@ -72,8 +71,7 @@ class Wire:
         self.loop.add_reader(self._fd, self._readable)
 
     async def call(self, fields: list[bytes], timeout_s: float) -> list[bytes]:
-        """Send one request and wait for its answer; a cancelled call stops the command that it
-        started.
+        """Send one request and wait for its answer; cancelling stops the command that it started.
 
         Raises:
             SandboxLost: no well-formed answer in time.
@@ -190,9 +188,7 @@ class Wire:
             future.set_result(fields)
 
     def lose(self, why: str) -> None:
-        """End the sandbox; every open and later call raises SandboxLost with this sentence. The
-        first one counts.
-        """
+        """End the sandbox; open and later calls raise SandboxLost with the first reason given."""
         if self.lost is not None:
             return
         words = self.peer.words()

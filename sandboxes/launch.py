@@ -17,13 +17,14 @@ from agentrl.errors import SandboxLost
 
 STDERR_BYTES = 2000
 _POLL_S = 0.002
-_MAIN = "from agentrl.sandboxes.supervisor.serve import main\nmain()\n"
+_MAIN = "from agentrl.sandboxes.supervisor.program import main\nmain()\n"
 
 
 @functools.cache
 def program(*more: str) -> bytes:
-    """The supervisor as a zip archive that a Python inside the sandbox can run; the same bytes for
-    the same source.
+    """The supervisor as a zip archive that a Python inside the sandbox can run.
+
+    The same source gives the same bytes.
 
     `more` are further packages of `agentrl.sandboxes` that go with it.
     """
@@ -53,8 +54,9 @@ def memory_file(name: str, content: bytes = b"") -> int:
 
 
 class Child:
-    """A child process that holds the other end of `sock`. It is told to end by the end of its
-    stdin, then killed.
+    """A child process that holds the other end of `sock`.
+
+    The end of its stdin tells it to end; later it is killed.
 
     Attributes:
         sock: our end, non-blocking.

@@ -1,5 +1,6 @@
-"""A sandbox on loan: works until the loan is over, so that who keeps it cannot reach into the next
-episode.
+"""A sandbox on loan: it works until the loan is over.
+
+So code that keeps it cannot reach into the next episode.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from agentrl.aio import is_cancelled
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import (
     NO_FILES,
+    Differences,
     ExecResult,
     FileInfos,
-    Names,
     Sandbox,
     Session,
     Snapshot,
@@ -27,10 +28,9 @@ class Lease:
     """One episode's hold on a sandbox; see `agentrl.sandboxes.base.Sandbox`.
 
     Why nothing of an earlier loan can be taken for something of this one: a sandbox has one
-        connection, on which
-    answers come in the order of their requests and with their numbers; when a loan ends, its open
-    calls are cancelled and its sandbox is reset, and the answer to that comes after all others.
-    From then on this handle refuses.
+    connection, on which answers come in the order of their requests and with their numbers; when a
+    loan ends, its open calls are cancelled and its sandbox is reset, and the answer to that comes
+    after all others. From then on this handle refuses.
 
     Attributes:
         sandbox: what is lent.
@@ -122,7 +122,7 @@ class Lease:
         """Make a tree the work area's; see `Sandbox.restore`."""
         await self.call(self.held.restore(snapshot))
 
-    async def verify(self) -> Names:
+    async def verify(self) -> Differences:
         """What differs from the sandbox's start; see `Sandbox.verify`."""
         return await self.call(self.held.verify())
 

@@ -1,6 +1,4 @@
-"""The network policy of a sandbox: none, or these hosts through our proxy, every request told to
-the host.
-"""
+"""The network policy of a sandbox: none, or these hosts through our proxy, with a log."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
-from agentrl.sandboxes.proxy.rules import Rule, rule
+from agentrl.sandboxes.proxy.rules import HostRule, rule
 
 _NO_OUTSIDE = ("host", "none", "container:")
 
@@ -79,7 +77,7 @@ class Allow:
                 f"private={private!r} must be a list of hosts: private=({private!r},)"
             )
         try:
-            self.rules: tuple[Rule, ...] = (
+            self.rules: tuple[HostRule, ...] = (
                 *map(rule, hosts),
                 *(rule(text, private=True) for text in private),
             )

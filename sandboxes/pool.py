@@ -1,6 +1,4 @@
-"""Lends clean sandboxes: opened when first needed, reset after use, replaced when there is any
-doubt.
-"""
+"""Lends clean sandboxes: opened when first needed, reset after use, replaced when in doubt."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from typing import Any, TypeVar, get_args
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import (
     Isolation,
-    Need,
     Sandbox,
     SandboxBackend,
     SandboxLimits,
+    SandboxNeed,
     SandboxRole,
 )
 from agentrl.sandboxes.lease import Lease
@@ -62,8 +60,9 @@ class _Slot:
 
 @dataclass
 class _Slots:
-    """The slots of one role, on one event loop. `alive` counts what is there or starting, `peak`
-    the most there was.
+    """The slots of one role, on one event loop.
+
+    `alive` counts sandboxes that are there or starting, `peak` the most there were.
     """
 
     role: SandboxRole
@@ -84,14 +83,12 @@ class _Slots:
 
 
 class Pool:
-    """At most `size` agent sandboxes of one backend, and two graders per core; who comes later
-    waits for his turn.
+    """At most `size` agent sandboxes of one backend, and two graders per core; others wait.
 
     Each role has its own sandboxes and its own bound: agents that wait for their graders cannot
-        lock each other out,
-    and no grader ever runs where an agent was. A sandbox that had to go is replaced in the
-    background, and not more than two per core start at the same time. A pool serves one event loop
-    at a time.
+    lock each other out, and no grader ever runs where an agent was. A sandbox that had to go is
+    replaced in the background, and not more than two per core start at the same time. A pool serves
+    one event loop at a time.
 
     Attributes:
         backend: opens the sandboxes.
@@ -154,11 +151,10 @@ class Pool:
         role: SandboxRole,
         *,
         isolation: Isolation = "reset",
-        needs: Iterable[Need] = (),
+        needs: Iterable[SandboxNeed] = (),
         untrusted: bool = False,
     ) -> AsyncIterator[Sandbox]:
-        """Borrow a clean sandbox for an `async with` block; afterwards it is reset and reused, or
-        replaced.
+        """Borrow a clean sandbox for an `async with` block; afterwards it is reset or replaced.
 
         With isolation "fresh" nobody had it before, and it is ended afterwards. So it is with any
         `needs`, since what they permit is what a reset could not undo.
@@ -195,8 +191,7 @@ class Pool:
                 self._refill(slots)
 
     async def warm(self, role: SandboxRole, count: int | None = None) -> None:
-        """Start sandboxes ahead of their need, so many or as many as fit, and wait until they are
-        there.
+        """Start up to this many sandboxes ahead of their need, and wait until they are there.
 
         Raises:
             SandboxLost: one could not be opened, or the pool is closed.
@@ -207,8 +202,9 @@ class Pool:
         await asyncio.gather(*(asyncio.shield(task) for task in slots.starting))
 
     async def close(self) -> None:
-        """End all sandboxes, lent ones too; safe to call twice, and from another loop once the
-        pool's own is closed.
+        """End all sandboxes, lent ones too.
+
+        Safe to call twice, and from another loop once the pool's own is closed.
         """
         self._closed = True
         for slots in self._slots.values():
@@ -256,7 +252,7 @@ class Pool:
         room = min(self._size, _GRADERS_PER_CORE * cores) if role == "grader" else self._size
         return self._slots.setdefault(role, _Slots(role, room, asyncio.Semaphore(room)))
 
-    async def _obtain(self, slots: _Slots, fresh: bool, needs: frozenset[Need]) -> _Slot:
+    async def _obtain(self, slots: _Slots, fresh: bool, needs: frozenset[SandboxNeed]) -> _Slot:
         while not needs and (slot := slots.take(fresh)):
             try:
                 await slot.sandbox.ping()
@@ -273,7 +269,7 @@ class Pool:
             await self._end(slots.idle.pop(0), slots)
         return await self._open(slots, needs)
 
-    def _open(self, slots: _Slots, needs: frozenset[Need]) -> Coroutine[Any, Any, _Slot]:
+    def _open(self, slots: _Slots, needs: frozenset[SandboxNeed]) -> Coroutine[Any, Any, _Slot]:
         """Count a sandbox now, and start it when awaited."""
         limits = replace(self.limits, needs=self.limits.needs | needs)
         if slots.role == "grader":
@@ -333,11 +329,9 @@ class Pool:
             slots.idle.append(task.result())
 
     def _unclaimed(
-        self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[Need]
+        self, opening: asyncio.Task[_Slot], slots: _Slots, needs: frozenset[SandboxNeed]
     ) -> None:
-        """Nobody waits for this sandbox any more: keep it for the next lease, if it is like any
-        other.
-        """
+        """Keep a sandbox that nobody waits for any more, if it is like any other."""
         if not opening.cancelled() and opening.exception() is None and not self._closed:
             if needs:
                 self._start(self._end(opening.result(), slots))
@@ -363,21 +357,22 @@ class Pool:
         await asyncio.gather(*(self._close(sandbox) for sandbox in list(self._live)))
 
 
-def _checked(isolation: str, needs: Iterable[Need]) -> frozenset[Need]:
+def _checked(isolation: str, needs: Iterable[SandboxNeed]) -> frozenset[SandboxNeed]:
     if isolation not in get_args(Isolation):
         raise ConfigError(f"isolation={isolation!r} of an environment must be 'reset' or 'fresh'")
     found = {needs} if isinstance(needs, str) else set(needs)
-    if unknown := found - set(get_args(Need)):
+    if unknown := found - set(get_args(SandboxNeed)):
         raise ConfigError(
             f"needs={sorted(unknown)} of an environment are unknown; use"
-            f" {' or '.join(get_args(Need))}"
+            f" {' or '.join(get_args(SandboxNeed))}"
         )
-    return frozenset(need for need in get_args(Need) if need in found)
+    return frozenset(need for need in get_args(SandboxNeed) if need in found)
 
 
 def default_size(limits: SandboxLimits) -> int:
-    """Sandboxes per role that this machine carries: by its cores, and by its memory if each used
-    all of its limits.
+    """Sandboxes per role that this machine carries, by its cores and its memory.
+
+    Each is counted with all of its limits in use.
     """
     available_mb = 0
     for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,6 +1,4 @@
-"""A sandbox that is none: a supervisor in a private directory of this machine, for trying things
-out.
-"""
+"""No sandbox at all: commands run on this machine in a private directory, for trials."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ class ProcessBackend:
     """NO BOUNDARY: code runs as you, with your files, your network and your processes in reach.
 
     For code that you would run yourself: scripted demos, tests, machines without bubblewrap. What
-        it does keep: a
-    fresh work area per episode, an end of everything that a command started, limits per process.
+    it does keep: a fresh work area per episode, an end of everything that a command started, limits
+    per process.
     """
 
     name = "process"

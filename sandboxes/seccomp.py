@@ -1,11 +1,10 @@
 """The system-call filter of a sandbox, as a classic BPF program for x86-64 and arm64.
 
 A list of what is denied, on top of namespaces without capabilities. It closes what those leave
-    open: kernel objects
-that outlive a reset (System V IPC, message queues, keys), nested user namespaces (the usual first
-step of a kernel exploit), sockets that no network namespace confines (AF_VSOCK), tracing, and the
-few calls by which one process can starve or limit another of the same uid: none of them may name
-process 1, the supervisor.
+open: kernel objects that outlive a reset (System V IPC, message queues, keys), nested user
+namespaces (the usual first step of a kernel exploit), sockets that no network namespace confines
+(AF_VSOCK), tracing, and the few calls by which one process can starve or limit another of the same
+uid: none of them may name process 1, the supervisor.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.base import Need
+from agentrl.sandboxes.base import SandboxNeed
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -62,7 +61,7 @@ DENIED = {
     "syslog": (103, 116),
 }
 # What a need permits, of all that belongs to it; process 1 is not traceable in any case.
-PERMITTED: dict[Need, tuple[str, ...]] = {
+PERMITTED: dict[SandboxNeed, tuple[str, ...]] = {
     "ptrace": ("ptrace", "process_vm_readv", "process_vm_writev"),
     "sysvipc": (
         *("msgctl", "msgget", "msgrcv", "msgsnd"),
@@ -94,9 +93,10 @@ class _Machine:
 _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 1)}
 
 
-def program(machine: str | None = None, needs: Iterable[Need] = ()) -> bytes:
-    """The filter for a machine (default: this one) that permits these needs, as an array of `struct
-    sock_filter`.
+def filter_program(machine: str | None = None, needs: Iterable[SandboxNeed] = ()) -> bytes:
+    """The filter that permits these needs, as an array of `struct sock_filter`.
+
+    The machine is this one unless given.
 
     Raises:
         SandboxLost: there is no filter for that machine.
@@ -139,7 +139,5 @@ def _argument(index: int) -> bytes:
 
 
 def _rule(number: int, body: list[bytes]) -> list[bytes]:
-    """Run `body` for one system call; where it falls through, the number is loaded again for the
-    next rule.
-    """
+    """Run `body` for one system call; after it, the number is loaded again for the next rule."""
     return [_op(_EQUAL, number, 0, len(body) + 1), *body, _op(_LOAD, _NR)]

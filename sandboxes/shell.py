@@ -14,7 +14,7 @@ _NUMBERS = 5
 Fields = list[bytes]
 
 
-class Call(Protocol):
+class _Call(Protocol):
     """Sends a request in its turn and waits for the answer's fields."""
 
     async def __call__(self, verb: str, *arguments: bytes, timeout_s: float = GRACE_S) -> Fields:
@@ -25,7 +25,7 @@ class Call(Protocol):
 class Shell:
     """A session of a supervised sandbox; see `agentrl.sandboxes.base.Session`."""
 
-    def __init__(self, wire: Wire, call: Call, number: int, output_bytes: int) -> None:
+    def __init__(self, wire: Wire, call: _Call, number: int, output_bytes: int) -> None:
         self._wire = wire
         self._call = call
         self._number = b"%d" % number
@@ -34,8 +34,9 @@ class Shell:
 
     @property
     def alive(self) -> bool:
-        """Whether the shell outlived its last command; if not, the next one finds a new shell in
-        the work area.
+        """Whether the shell outlived its last command.
+
+        If not, the next command gets a new shell in the work area.
         """
         return self._alive and self._wire.lost is None
 

@@ -11,10 +11,10 @@ from typing import Self
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import (
     NO_FILES,
+    Differences,
     ExecResult,
     FileInfo,
     FileInfos,
-    Names,
     SandboxLimits,
     Session,
     Snapshot,
@@ -165,8 +165,9 @@ class SupervisedSandbox:
         cwd: str = ".",
         timeout_s: float = 30.0,
     ) -> ExecResult:
-        """Run a command in the work area; 127 is a command that is not there, 126 one that cannot
-        be started.
+        """Run a command in the work area.
+
+        Exit code 127 is a command that is not there, 126 one that cannot be started.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
@@ -220,8 +221,9 @@ class SupervisedSandbox:
             await self._call("put", *batch)
 
     async def get(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Read declared paths. What is missing, no regular file, behind a link or too large is left
-        out.
+        """Read declared paths.
+
+        Left out is what is missing, not a regular file, behind a link, or too large.
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
@@ -240,8 +242,9 @@ class SupervisedSandbox:
         return found
 
     async def manifest(self) -> FileInfos:
-        """Everything in the work area, sorted by path; a directory that its owner locked is
-        unlocked to look inside.
+        """Everything in the work area, sorted by path.
+
+        A directory that its owner locked is unlocked to look inside.
 
         Raises:
             OSError: over 10,000 entries or 64 levels.
@@ -306,7 +309,7 @@ class SupervisedSandbox:
             )
         await self._call("restore", *fields_of(snapshot), timeout_s=3 * GRACE_S)
 
-    async def verify(self) -> Names:
+    async def verify(self) -> Differences:
         """What differs from the sandbox's start, as names of kinds of things; nothing is changed.
 
         Raises:
@@ -315,8 +318,7 @@ class SupervisedSandbox:
         return [name.decode("ascii", "replace") for name in await self._call("verify")]
 
     async def reset(self, files: Mapping[str, bytes] = NO_FILES) -> None:
-        """Kill every process of the sandbox, empty its work area, verify both, and only then write
-        `files`.
+        """Kill every process, empty the work area, verify both, and only then write `files`.
 
         The files travel while the supervisor is still at work, so this is faster than a reset and a
         put.
@@ -357,7 +359,7 @@ def _directory(path: str) -> bytes:
     return b"" if path == "." else os.fsencode(relative_path(path))
 
 
-def _settings(env: Mapping[str, str]) -> Names:
+def _settings(env: Mapping[str, str]) -> list[str]:
     """`NAME=value` for each variable.
 
     Raises:

@@ -1,6 +1,4 @@
-"""Snapshots on the wire: four fields for each entry. What comes from a sandbox is checked before it
-is kept.
-"""
+"""Snapshots on the wire: four fields for each entry, checked when they come from a sandbox."""
 
 from __future__ import annotations
 

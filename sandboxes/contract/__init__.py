@@ -1,8 +1,7 @@
-"""What every backend promises, as checks that run against a real one: `violations = await
-check_backend(mine)`.
+"""What every backend promises, as checks: `violations = await check_backend(mine)`.
 
 Each check is a function whose docstring is the promise. It gets a room to open sandboxes from and
-raises `Broken` with what it saw instead. The checks in `boundary` apply to backends that say
+raises `BrokenPromise` with what it saw instead. The checks in `boundary` apply to backends that say
 `is_boundary`; they are attacks, and only ever run in a sandbox that has shown to share no namespace
 with this machine. A sandbox needs `sh` and `python3` in its PATH.
 """
@@ -17,13 +16,20 @@ from agentrl.sandboxes.base import SandboxBackend
 from agentrl.sandboxes.contract import boundary as _boundary
 from agentrl.sandboxes.contract import common as _common
 from agentrl.sandboxes.contract import state as _state
-from agentrl.sandboxes.contract.room import BOUNDARY, COMMON, Broken, Check, Room, prove_apart
+from agentrl.sandboxes.contract.room import (
+    BOUNDARY,
+    COMMON,
+    BackendCheck,
+    BrokenPromise,
+    Room,
+    prove_apart,
+)
 
 __all__ = [
     "BOUNDARY",
     "COMMON",
-    "Broken",
-    "Check",
+    "BackendCheck",
+    "BrokenPromise",
     "Room",
     "Violation",
     "check_backend",
@@ -44,12 +50,10 @@ class Violation:
 
 
 async def check_backend(backend: SandboxBackend, at_once: int = 4) -> list[Violation]:
-    """Run every check that applies; an empty list means that the backend keeps the contract. Takes
-    seconds.
-    """
+    """Run every check that applies; returns what the backend breaks. Takes seconds."""
     turns = asyncio.Semaphore(at_once)
 
-    async def run(check: Check) -> Violation | None:
+    async def run(check: BackendCheck) -> Violation | None:
         async with turns:
             return await run_check(check, backend)
 
@@ -57,11 +61,11 @@ async def check_backend(backend: SandboxBackend, at_once: int = 4) -> list[Viola
     return [found for found in await asyncio.gather(*map(run, checks)) if found is not None]
 
 
-async def run_check(check: Check, backend: SandboxBackend) -> Violation | None:
+async def run_check(check: BackendCheck, backend: SandboxBackend) -> Violation | None:
     """Run one check; None if the promise is kept."""
     try:
         await asyncio.wait_for(check(Room(backend)), CHECK_S)
-    except (Broken, AgentRLError, TimeoutError, ValueError, OSError) as error:
+    except (BrokenPromise, AgentRLError, TimeoutError, ValueError, OSError) as error:
         promise = " ".join((check.__doc__ or "").split())
         return Violation(
             getattr(check, "__name__", "check"), promise, f"{type(error).__name__}: {error}"

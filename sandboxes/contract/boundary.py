@@ -1,5 +1,6 @@
-"""Checks for backends that are a boundary. They attack, so each sandbox first has to show that it
-is one.
+"""Checks for backends that are a boundary.
+
+They attack, so each sandbox first has to show that it is one.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ import os
 import tempfile
 
 from agentrl.errors import SandboxLost
-from agentrl.sandboxes.contract.room import Room, boundary, expect, python, sh
+from agentrl.sandboxes.contract.room import Room, at_boundary, expect, python, sh
 
 
-@boundary
+@at_boundary
 async def no_network(room: Room) -> None:
-    """Nothing outside answers: neither the host's loopback nor any other address, and names do not
-    resolve.
-    """
+    """No address outside answers, the host's loopback included, and names do not resolve."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server, room.sandbox() as box:
         port = server.sockets[0].getsockname()[1]
@@ -29,10 +28,9 @@ async def no_network(room: Room) -> None:
         expect(done.stdout == b"True\n" * 4, done)
 
 
-@boundary
+@at_boundary
 async def host_files_are_out_of_sight(room: Room) -> None:
-    """Files of the host that are not part of its system, like a home or this project, cannot be
-    reached inside.
+    """Files of the host outside its system, such as a home, cannot be reached.
 
     A home, `/run` and the like may exist, if they are not the host's; what is secret in them cannot
     be read.
@@ -53,7 +51,7 @@ async def host_files_are_out_of_sight(room: Room) -> None:
             expect((done.exit_code, done.stdout) == (0, b""), done)
 
 
-@boundary
+@at_boundary
 async def the_system_is_read_only(room: Room) -> None:
     """Nothing can be written outside of the work area and the temporary directories."""
     async with room.sandbox() as box:
@@ -70,22 +68,18 @@ async def the_system_is_read_only(room: Room) -> None:
         expect(done.exit_code == 0 and done.stdout == b"", done)
 
 
-@boundary
+@at_boundary
 async def processes_have_a_namespace_of_their_own(room: Room) -> None:
-    """Processes of the host can be neither seen nor signalled: the sandbox has a pid namespace of
-    its own.
-    """
+    """Processes of the host can be neither seen nor signalled."""
     async with room.sandbox() as box:
         seen = await sh(box, "readlink /proc/self/ns/pid")
         mine = os.readlink("/proc/self/ns/pid")
         expect(seen.exit_code == 0 and seen.stdout.decode().strip() not in ("", mine), seen)
 
 
-@boundary
+@at_boundary
 async def no_privilege_can_be_had(room: Room) -> None:
-    """Commands have no capability and cannot get any; mounts, new namespaces and tracing are
-    refused.
-    """
+    """Commands have no capability and cannot get one; mounts and tracing are refused."""
     async with room.sandbox() as box:
         status = await sh(
             box, "grep -E '^(CapEff|CapPrm|CapAmb|CapBnd|NoNewPrivs)' /proc/self/status | sort -u"
@@ -103,7 +97,7 @@ async def no_privilege_can_be_had(room: Room) -> None:
             expect(done.exit_code not in (0, 127), f"{command}: {done}")
 
 
-@boundary
+@at_boundary
 async def the_supervisor_is_out_of_reach(room: Room) -> None:
     """A command can neither signal, stop, trace, read nor limit the program that supervises it."""
     async with room.sandbox() as box:
@@ -123,11 +117,9 @@ async def the_supervisor_is_out_of_reach(room: Room) -> None:
         await box.reset()
 
 
-@boundary
+@at_boundary
 async def resources_are_bounded(room: Room) -> None:
-    """Memory, disk and processes end at their limits, as failures of the command; a reset gives all
-    of it back.
-    """
+    """Memory, disk and processes end at their limits, and a reset gives all of it back."""
     async with room.sandbox() as box:
         hog = await python(box, f"x = bytearray({room.limits.memory_mb} << 20)")
         expect(hog.exit_code != 0, "a command had more memory than its limit")
@@ -149,11 +141,9 @@ async def resources_are_bounded(room: Room) -> None:
         )
 
 
-@boundary
+@at_boundary
 async def nothing_crosses_a_reset(room: Room) -> None:
-    """Shared memory, queues, sockets, attributes: no kernel object carries a note to the next
-    episode.
-    """
+    """No kernel object carries data to the next episode: memory, queues, sockets, attributes."""
     async with room.sandbox() as box:
         code = (
             "import os, socket\nopen('/dev/shm/note', 'w').write('x'); open('/tmp/note',"

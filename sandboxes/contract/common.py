@@ -10,7 +10,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.contract.room import (
     LATE,
     PYTHON,
-    Broken,
+    BrokenPromise,
     Room,
     appears,
     common,
@@ -23,9 +23,7 @@ from agentrl.sandboxes.contract.room import (
 
 @common
 async def commands_end_as_values(room: Room) -> None:
-    """A command's exit code, signal and two streams come back as they were; a missing program is a
-    127.
-    """
+    """Exit code, signal and streams come back as they were; a missing program is a 127."""
     async with room.sandbox() as box:
         done = await sh(box, "echo out; echo err >&2; exit 3")
         expect(
@@ -41,9 +39,7 @@ async def commands_end_as_values(room: Room) -> None:
 
 @common
 async def stdin_is_exact(room: Room) -> None:
-    """Standard input arrives byte for byte, also what is longer than a pipe; nobody reading it is
-    no failure.
-    """
+    """Standard input arrives byte for byte, even if longer than a pipe; it may go unread."""
     async with room.sandbox() as box:
         data = bytes(range(256)) * 4000
         code = "import sys, hashlib; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
@@ -55,9 +51,7 @@ async def stdin_is_exact(room: Room) -> None:
 
 @common
 async def commands_get_a_clean_start(room: Room) -> None:
-    """A command starts in the empty work area with only its own variables and no open file but the
-    standard three.
-    """
+    """A command starts in the empty work area with its own variables and three open files."""
     canary = "AGENTRL_CONTRACT_CANARY"
     os.environ[canary] = "1"
     try:
@@ -98,9 +92,7 @@ async def a_timeout_ends_the_whole_tree(room: Room) -> None:
 
 @common
 async def background_holds_nobody_up(room: Room) -> None:
-    """A command is over when its leader is, though a child keeps its pipes open; that child may go
-    on.
-    """
+    """A command is over when its leader is, even if a child goes on and holds its pipes open."""
     async with room.sandbox() as box:
         done = await sh(box, f"({LATE}; sleep 30) & echo started")
         expect(done.exit_code == 0 and done.stdout == b"started\n", done)
@@ -123,9 +115,7 @@ async def a_cancelled_call_leaves_order(room: Room) -> None:
 
 @common
 async def put_follows_no_link(room: Room) -> None:
-    """put makes directories and replaces what is in the way; it writes through no link and no hard
-    link.
-    """
+    """put makes directories and replaces what is in the way; it writes through no link."""
     async with room.sandbox() as box:
         await sh(
             box,
@@ -139,9 +129,7 @@ async def put_follows_no_link(room: Room) -> None:
 
 @common
 async def get_takes_plain_files_only(room: Room) -> None:
-    """get returns regular files with one name that no link leads to, in the size limit, and leaves
-    out all else.
-    """
+    """get returns regular files with one name, behind no link, and within the size limit."""
     async with room.sandbox() as box:
         await sh(
             box,
@@ -176,13 +164,14 @@ async def paths_stay_inside(room: Room) -> None:
                     await call
                 except ValueError:
                     continue
-                raise Broken(f"path {path!r} was taken")
+                raise BrokenPromise(f"path {path!r} was taken")
 
 
 @common
 async def manifest_tells_all(room: Room) -> None:
-    """manifest lists every entry with kind, mode, size and hash, sorted by path, and follows no
-    link.
+    """manifest lists kind, mode, size and hash of every entry, sorted by path.
+
+    It follows no link.
     """
     async with room.sandbox() as box:
         await sh(
@@ -247,9 +236,7 @@ async def reset_is_clean(room: Room) -> None:
 
 @common
 async def reset_takes_files_along(room: Room) -> None:
-    """reset(files) leaves these files and nothing else; a path that leaves the work area stops it
-    before it begins.
-    """
+    """reset(files) leaves these files and nothing else; a path outside is refused first."""
     async with room.sandbox() as box:
         await box.put({"old": b"1", "dir/kept": b"2"})
         for odd in ("../out", "/out", "a/../../out"):
@@ -257,7 +244,7 @@ async def reset_takes_files_along(room: Room) -> None:
                 await box.reset({"fine": b"", odd: b"3"})
             except ValueError:
                 continue
-            raise Broken(f"reset took the path {odd!r}")
+            raise BrokenPromise(f"reset took the path {odd!r}")
         expect(
             [info.path for info in await box.manifest()] == ["dir", "dir/kept", "old"],
             "a refused reset began",
@@ -277,7 +264,7 @@ async def a_closed_sandbox_is_lost(room: Room) -> None:
             await box.exec(["true"])
         except SandboxLost:
             return
-        raise Broken("a closed sandbox ran a command")
+        raise BrokenPromise("a closed sandbox ran a command")
 
 
 @common

@@ -24,7 +24,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "user")
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """A promise is not kept; the message is what was seen."""
 
 
@@ -54,14 +54,13 @@ class Room:
 
 
 async def prove_apart(sandbox: Sandbox) -> None:
-    """Let a sandbox show, by looking only, that it runs on another kernel or in namespaces of its
-    own.
+    """Let a sandbox show that it runs on another kernel or in namespaces of its own.
 
     It may share the user namespace if its commands are a user who is neither root nor us and has no
     capability.
 
     Raises:
-        Broken: it shares one with this machine, or cannot tell.
+        BrokenPromise: it shares one with this machine, or cannot tell.
     """
     here = [
         Path(_BOOT_ID).read_text().strip(),
@@ -72,7 +71,7 @@ async def prove_apart(sandbox: Sandbox) -> None:
     seen = await sandbox.exec(["sh", "-c", f"cat {_BOOT_ID} && readlink {links} && {facts}"])
     there = seen.stdout.decode("utf-8", "replace").split()
     if len(there) != len(here) + 2:
-        raise Broken(
+        raise BrokenPromise(
             f"not tried, as the sandbox cannot show that it is apart from this machine: {seen}"
         )
     *there, uid, capabilities = there
@@ -80,24 +79,24 @@ async def prove_apart(sandbox: Sandbox) -> None:
     if uid not in ("0", str(os.geteuid())) and not capabilities.strip("0"):
         shared = [link for link in shared if not link.startswith("user:")]
     if there[0] == here[0] and shared:
-        raise Broken(f"not tried, as the sandbox shares {', '.join(shared)} with this machine")
+        raise BrokenPromise(
+            f"not tried, as the sandbox shares {', '.join(shared)} with this machine"
+        )
 
 
-Check = Callable[[Room], Awaitable[None]]
-COMMON: list[Check] = []
-BOUNDARY: list[Check] = []
+BackendCheck = Callable[[Room], Awaitable[None]]
+COMMON: list[BackendCheck] = []
+BOUNDARY: list[BackendCheck] = []
 
 
-def common(check: Check) -> Check:
+def common(check: BackendCheck) -> BackendCheck:
     """Register a check for every backend."""
     COMMON.append(check)
     return check
 
 
-def boundary(check: Check) -> Check:
-    """Register a check for backends that are a boundary; it only ever attacks a sandbox that has
-    shown to be one.
-    """
+def at_boundary(check: BackendCheck) -> BackendCheck:
+    """Register a check that attacks; it runs only in a sandbox that has shown to be a boundary."""
 
     @functools.wraps(check)
     async def guarded(room: Room) -> None:
@@ -108,9 +107,9 @@ def boundary(check: Check) -> Check:
 
 
 def expect(kept: bool, seen: object) -> None:
-    """Raise `Broken` with what was seen, unless the promise was kept."""
+    """Raise `BrokenPromise` with what was seen, unless the promise was kept."""
     if not kept:
-        raise Broken(str(seen)[:1000])
+        raise BrokenPromise(str(seen)[:1000])
 
 
 async def sh(sandbox: Sandbox, script: str, timeout_s: float = 10.0) -> ExecResult:
@@ -129,9 +128,7 @@ async def appears(sandbox: Sandbox, path: str, within_s: float = 10.0) -> bool:
 
 
 async def goes_on(sandbox: Sandbox) -> bool:
-    """Give the processes that run `LATE` their sign, and wait whether one of them is still there to
-    see it.
-    """
+    """Signal the processes that run `LATE`; returns whether one of them still answers."""
     await sandbox.put({"go": b""})
     return await appears(sandbox, "late", within_s=2.0)
 

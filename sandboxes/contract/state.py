@@ -1,6 +1,4 @@
-"""Checks of what lasts and what comes back: directories, sessions, snapshots, and the look at what
-differs.
-"""
+"""Checks of what lasts and what comes back: directories, sessions, snapshots, `verify`."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import ExecResult, Sandbox, Session, Snapshot, SnapshotEntry
 from agentrl.sandboxes.contract.room import (
     LATE,
-    Broken,
+    BrokenPromise,
     Room,
     appears,
     common,
@@ -40,9 +38,7 @@ async def _said(
 
 @common
 async def commands_start_where_asked(room: Room) -> None:
-    """`cwd` is a directory of the work area; one missing or behind a link is a 126, one outside a
-    ValueError.
-    """
+    """`cwd` is a directory of the work area; a missing one is a 126, one outside a ValueError."""
     async with room.sandbox() as box:
         home = await sh(box, "mkdir -p d/e; ln -s /usr link; touch f; pwd")
         inside = await box.exec(["sh", "-c", "pwd; touch here"], cwd="d/e")
@@ -59,7 +55,7 @@ async def commands_start_where_asked(room: Room) -> None:
                 await box.exec(["pwd"], cwd=place)
             except ValueError:
                 continue
-            raise Broken(f"cwd {place!r} was taken")
+            raise BrokenPromise(f"cwd {place!r} was taken")
         await sh(box, "chmod 000 .")
         await box.exec(["true"], cwd="d")
         expect((await sh(box, "pwd")).stdout == home.stdout, "a cwd outlived its command")
@@ -67,9 +63,7 @@ async def commands_start_where_asked(room: Room) -> None:
 
 @common
 async def list_shows_one_directory(room: Room) -> None:
-    """list tells kind, mode and size of what is directly in a directory; no such directory is an
-    OSError.
-    """
+    """list tells kind, mode and size of what is directly in a directory."""
     async with room.sandbox() as box:
         await sh(
             box,
@@ -87,14 +81,12 @@ async def list_shows_one_directory(room: Room) -> None:
                 await box.list(path)
             except OSError:
                 continue
-            raise Broken(f"{path} was listed")
+            raise BrokenPromise(f"{path} was listed")
 
 
 @common
 async def a_session_keeps_its_state(room: Room) -> None:
-    """In a session directory, variables and functions last; each command has its own output and
-    exit code.
-    """
+    """In a session, directory, variables and functions last; each command has its own output."""
     async with room.sandbox() as box:
         session = await box.open_session({"MINE": "yes"})
         first = await session.run(
@@ -124,9 +116,7 @@ async def a_session_keeps_its_state(room: Room) -> None:
 
 @common
 async def a_session_tells_how_it_ends(room: Room) -> None:
-    """A shell that exits, dies or runs out of time is reported, and the next command finds a new
-    one at home.
-    """
+    """A shell that exits, dies or runs out of time is reported; the next command gets a new one."""
     async with room.sandbox() as box:
         session = await box.open_session()
         for command, code, signal in (
@@ -156,9 +146,7 @@ async def a_session_tells_how_it_ends(room: Room) -> None:
 
 @common
 async def a_session_waits_for_no_background(room: Room) -> None:
-    """A command in a session is over though its children hold the pipes or flood them; output is
-    capped.
-    """
+    """A command in a session is over even if its children hold the pipes or flood them."""
     async with room.sandbox() as box:
         session = await box.open_session()
         done = await session.run(f"({LATE}; sleep 30) & echo started")
@@ -173,9 +161,7 @@ async def a_session_waits_for_no_background(room: Room) -> None:
 
 @common
 async def a_session_cannot_be_forged(room: Room) -> None:
-    """Whatever a command writes to whatever it has open, the next command's output and exit code
-    are its own.
-    """
+    """No command can change the output or the exit code of the next one."""
     async with room.sandbox() as box:
         session = await box.open_session()
         code = (
@@ -230,9 +216,7 @@ async def _planted(box: Sandbox) -> Snapshot:
 
 @common
 async def snapshots_come_back_equal(room: Room) -> None:
-    """A tree of files, directories, links and modes comes back equal, in the same sandbox and in
-    another one.
-    """
+    """A tree comes back equal, in the same sandbox and in another one."""
     async with room.sandbox() as one, room.sandbox() as two:
         before = await _planted(one)
         kinds = {entry.path: (entry.kind, entry.mode) for entry in before.entries}
@@ -272,7 +256,7 @@ async def restore_starts_from_nothing(room: Room) -> None:
 
 @common
 async def restore_follows_no_link(room: Room) -> None:
-    """A snapshot that was tampered with writes nothing outside: entries behind links are refused."""
+    """A forged snapshot writes nothing outside: entries behind links are refused."""
     async with room.sandbox() as box:
         start = await box.snapshot()
         link = SnapshotEntry("way", "link", 0o777, b"../tmp")
@@ -282,7 +266,7 @@ async def restore_follows_no_link(room: Room) -> None:
                 await box.restore(replace(start, entries=(*start.entries, *entries)))
             except OSError:
                 continue
-            raise Broken("an entry behind a link was restored")
+            raise BrokenPromise("an entry behind a link was restored")
         for path in ("../x", "/tmp/x", "a/../../x", "a//x", ""):
             try:
                 await box.restore(
@@ -292,16 +276,14 @@ async def restore_follows_no_link(room: Room) -> None:
                 )
             except ValueError:
                 continue
-            raise Broken(f"a snapshot's path {path!r} was taken")
+            raise BrokenPromise(f"a snapshot's path {path!r} was taken")
         done = await sh(box, 'ls "$TMPDIR"')
         expect(done.stdout == b"", done)
 
 
 @common
 async def verify_tells_what_differs(room: Room) -> None:
-    """verify is empty for a new and for a reset sandbox, names what else there is, and changes
-    nothing.
-    """
+    """verify is empty at first and after a reset, names what differs, and changes nothing."""
     async with room.sandbox() as box:
         await box.ping()
         expect(await box.verify() == [], "a new sandbox differs from itself")

@@ -1,6 +1,4 @@
-"""Sandboxes made of Docker containers: one hardened container each, with our supervisor as process
-1.
-"""
+"""Sandboxes made of Docker containers, each with our supervisor as process 1."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from dataclasses import replace
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.docker.container import Container
-from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split, unreachable
+from agentrl.sandboxes.docker.daemon import Daemon, check_url, default_url, split_urls, unreachable
 from agentrl.sandboxes.docker.images import (
     DEFAULT_PATH,
     ROLES,
@@ -25,7 +23,7 @@ from agentrl.sandboxes.docker.images import (
 from agentrl.sandboxes.docker.network import Link
 from agentrl.sandboxes.docker.networked import NetworkedSandbox
 from agentrl.sandboxes.docker.owner import Owner, Uid
-from agentrl.sandboxes.docker.spec import AREA, Spec, rlimits
+from agentrl.sandboxes.docker.spec import AREA, Spec, container_rlimits
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
 
@@ -39,10 +37,9 @@ class DockerBackend:
     """One long-lived container per sandbox, on one daemon or shared out over several.
 
     Inside: the image read-only, no network but a loopback, a work area, /tmp and /dev/shm in memory
-        with caps on size
-    and number of files, no capability for commands, one uid of its own per sandbox, our system-call
-    profile, and limits by a control group. The container ends when its connection to this process
-    does.
+    with caps on size and number of files, no capability for commands, one uid of its own per
+    sandbox, our system-call profile, and limits by a control group. The container ends when its
+    connection to this process does.
     """
 
     name = "docker"
@@ -84,7 +81,7 @@ class DockerBackend:
             )
         if lifetime_s <= 0:
             raise ConfigError(f"docker lifetime_s={lifetime_s} must be positive")
-        urls = split(url or default_url())
+        urls = split_urls(url or default_url())
         for part in urls:
             check_url(part)
         self._image, self._lifetime_s = image, lifetime_s
@@ -196,7 +193,7 @@ def _place(uid: int, limits: SandboxLimits, image_env: dict[str, str]) -> Place:
         private=True,
         others=("/tmp", "/dev/shm", "/dev/mqueue"),
         env=env,
-        rlimits=rlimits(limits),
+        rlimits=container_rlimits(limits),
         demands=frozenset({"traceless", "adopts", "limited"}),
         uid=uid,
     )
@@ -223,17 +220,15 @@ def first_daemon() -> Daemon:
     Raises:
         ConfigError: its URL is of a kind that cannot be used.
     """
-    url = split(default_url())[0]
+    url = split_urls(default_url())[0]
     check_url(url)
     return Daemon(url, Owner.me())
 
 
 def missing() -> str | None:
-    """What keeps Docker from being used here, with the fix; None if nothing does. Starts no
-    container.
-    """
+    """Why Docker cannot be used here, with the fix; None if it can. Starts no container."""
     try:
-        for url in split(default_url()):
+        for url in split_urls(default_url()):
             if problem := unreachable(url):
                 return problem
             daemon = Daemon(url, Owner.me())

@@ -28,9 +28,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Demultiplexer:
-    """Takes Docker's stream apart: each piece has a header of 8 bytes with the stream that it
-    belongs to.
-    """
+    """Takes Docker's stream apart: a header of 8 bytes names the stream of each piece."""
 
     def __init__(self) -> None:
         self.stderr = bytearray()
@@ -79,8 +77,9 @@ class Container:
     def __init__(
         self, daemon: Daemon, spec: Spec, executor: Executor, on_gone: Callable[[], None]
     ) -> None:
-        """Create, attach and start it, in this order: so no byte is missed, and its stdin ends with
-        us. Blocks.
+        """Create, attach and start it. Blocks.
+
+        In this order no byte is missed, and its stdin ends with this process.
 
         `on_gone` is called once, when it is known to be gone, and not if it could not be started.
 
@@ -120,7 +119,7 @@ class Container:
         return self._pieces.stderr.decode("utf-8", "replace").strip()
 
     async def cause(self) -> str:
-        """Why it ended, as the daemon saw it; empty where we ended it or the daemon does not say."""
+        """Why it ended, as the daemon saw it; empty if we ended it or the daemon does not say."""
         if self._closed_by_us:
             return ""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._ask_cause)

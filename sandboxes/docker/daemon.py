@@ -1,6 +1,4 @@
-"""One Docker daemon: reaching it, saying in one sentence why it cannot be reached, and clearing
-what others left.
-"""
+"""One Docker daemon: reaching it, explaining its failures, and removing what others left."""
 
 from __future__ import annotations
 
@@ -50,13 +48,11 @@ _REMEDIES = {
 
 
 def default_url() -> str:
-    """AGENTRL_DOCKER_URL, else the daemon that Docker's own tools would use; several with commas
-    between them.
-    """
+    """AGENTRL_DOCKER_URL, else the daemon that Docker's own tools use; commas between several."""
     return os.environ.get("AGENTRL_DOCKER_URL") or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
 
-def split(url: str) -> list[str]:
+def split_urls(url: str) -> list[str]:
     """The URLs of several daemons.
 
     Raises:
@@ -96,8 +92,7 @@ def check_url(url: str) -> None:
 
 
 def unreachable(url: str) -> str | None:
-    """What keeps a daemon from being used, with the fix; None if nothing does. Connects, but asks
-    nothing.
+    """Why a daemon cannot be used, with the fix; None if it can. Connects, but asks nothing.
 
     Raises:
         ConfigError: the URL is of a kind that cannot be used.
@@ -133,8 +128,7 @@ def _knock(url: str) -> None:
 
 
 class Daemon:
-    """A connection to one daemon, made on first use; its methods block, and may be called from any
-    thread.
+    """A connection to one daemon, made on first use. Its methods block, and are thread-safe.
 
     Attributes:
         live: containers of ours that are there or being made, for sharing them out.
@@ -158,8 +152,9 @@ class Daemon:
             self.live += change
 
     def api(self) -> Any:
-        """The SDK's low-level client. When a daemon is met for the first time, or again, what dead
-        owners left goes.
+        """The SDK's low-level client.
+
+        At the first connection, and after each lost one, what dead owners left is removed.
 
         Raises:
             SandboxLost: the daemon cannot be used; the message names the fix.
@@ -174,9 +169,7 @@ class Daemon:
             return self._api
 
     def guard(self) -> None:
-        """See to it that what is made here now goes with this process, even if it is not ready by
-        then.
-        """
+        """From now on, containers end with this process, even those that are still being made."""
         with _undertaking:
             if os.getpid() not in _undertakers:
                 _undertakers.clear()

@@ -1,6 +1,4 @@
-"""Images: which one a role gets, the layer with our supervisor on top of it, and the two that we
-build ourselves.
-"""
+"""Images: which one a role gets, our layer on top of it, and the two that we build."""
 
 from __future__ import annotations
 
@@ -38,16 +36,12 @@ _lock = threading.Lock()
 
 
 def image_of(role: SandboxRole, image: str | None) -> str:
-    """The image for a role: the one given, else that of an environment variable, else the one that
-    we build.
-    """
+    """The image for a role: the one given, else an environment variable's, else ours."""
     return image or os.environ.get(_VARIABLES[role]) or f"agentrl-{role}"
 
 
 def proxy_image() -> str:
-    """The image for the proxies of networks: one of ours, never what an agent or a task brings
-    along.
-    """
+    """The image for the proxies of networks: ours, never one that a task brings along."""
     return os.environ.get("AGENTRL_DOCKER_PROXY_IMAGE") or "agentrl-agent"
 
 
@@ -60,8 +54,9 @@ class Layered:
     """
 
     def __init__(self, daemon: Daemon, base: str) -> None:
-        """Find it, or add the layer to `base`, which takes a second, once per daemon, base and
-        version of ours.
+        """Find the image, or add our layer to `base`.
+
+        That takes a second, once per daemon, base and version of ours.
 
         Raises:
             SandboxLost: the base is missing, has no python3, or has volumes; the message names the
@@ -135,7 +130,7 @@ def require_image(daemon: Daemon, image: str) -> Any:
         return daemon.api().inspect_image(image)
 
 
-def build(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
+def build_images(daemon: Daemon, base: str = DEFAULT_BASE) -> dict[str, str]:
     """Build the images of both roles from our Dockerfiles on a Debian base; tag -> id.
 
     A base that is not there is pulled by the daemon. Without a registry,

@@ -1,6 +1,4 @@
-"""A network for one sandbox: internal, without a way out, with our filtering proxy as its only
-other member.
-"""
+"""An internal network for one sandbox, with our filtering proxy as its only other member."""
 
 from __future__ import annotations
 
@@ -159,9 +157,7 @@ class Linked(Spec):
 
 @dataclass(frozen=True)
 class _ProxySpec(Spec):
-    """The proxy: nobody's uid, no capability, nothing to write to, and a network that leads
-    outside.
-    """
+    """The proxy: no rights, nothing to write to, and a network that leads outside."""
 
     outside: str = "bridge"
 
@@ -185,8 +181,7 @@ class _ProxySpec(Spec):
 
 
 class Link:
-    """The network of one sandbox, and the proxy in it, which ends with this process as a sandbox
-    does.
+    """The network of one sandbox and the proxy in it, which ends with this process.
 
     Attributes:
         network: what the sandbox joins.

@@ -25,9 +25,7 @@ _BOUNDS = {"connections": CONNECTIONS, "head_s": 10.0, "connect_s": 10.0, "idle_
 
 
 class NetworkedSandbox(SupervisedSandbox):
-    """A sandbox that reaches allowed hosts through its proxy; without that it has no network, and
-    is lost.
-    """
+    """A sandbox that reaches allowed hosts through its proxy, and is lost without it."""
 
     def __init__(self, peer: Peer, limits: SandboxLimits) -> None:
         super().__init__(peer, limits)
@@ -93,8 +91,9 @@ class _Line:
         self._loop.add_reader(self._fd, self._readable)
 
     async def mark(self, drop: bool) -> None:
-        """Wait until all that was told before has come; with `drop`, end all connections and start
-        counting anew.
+        """Wait until all that was told before has come; `drop` ends all connections first.
+
+        After a drop, rows are counted anew.
 
         Raises:
             SandboxLost: the proxy is gone.
@@ -129,9 +128,7 @@ class _Line:
             future.cancel()
 
     def lose(self, why: str) -> None:
-        """End proxy and sandbox; every open and later call raises SandboxLost with the first reason
-        given.
-        """
+        """End proxy and sandbox; open and later calls raise SandboxLost with the first reason."""
         if self._lost is not None:
             return
         words = self._link.proxy.words()
@@ -206,8 +203,9 @@ class _Line:
 
 
 async def requests_of(sandbox: Sandbox) -> tuple[NetworkRequest, ...]:
-    """What an agent asked of the network since its sandbox was reset, refusals too; none where
-    there is no network.
+    """What an agent asked of the network since its sandbox was reset, refusals included.
+
+    Empty where the sandbox has no network.
 
     Raises:
         SandboxLost: the loan is over, or the proxy is gone.

@@ -2,9 +2,8 @@
 
 A container ends with its owner by itself, when its stdin ends. What is left are containers whose
 owner died while he was making them, or whose daemon was away at that moment: the next owner on the
-same machine removes
-    those, and any
-that is past its deadline. Nothing without our labels is ever touched.
+same machine removes those, and any that is past its deadline. Nothing without our labels is ever
+touched.
 """
 
 from __future__ import annotations
@@ -66,11 +65,10 @@ class Owner:
         }
 
     def abandoned(self, labels: Mapping[str, str], now: float) -> bool:
-        """Whether a container with these labels has nobody any more: its owner is known to be dead,
-        or its time over.
+        """Whether the owner of a container with these labels is dead, or its time is over.
 
         Owners on another machine, or in another pid namespace, cannot be looked at: only the
-            deadline tells.
+        deadline tells.
         """
         if LABEL not in labels:
             return False
@@ -92,8 +90,7 @@ def _start(pid: int) -> str | None:
 
 
 class Uid:
-    """A uid that no other sandbox of this machine has while this object is open, in whatever
-    process or run.
+    """A uid that no other sandbox of this machine has while this object is open.
 
     Limits that the kernel counts per user (pipes, inotify watches, pending signals) are then not
     shared between sandboxes. The lock is the name of a socket, which the kernel frees when its

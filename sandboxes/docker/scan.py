@@ -1,5 +1,4 @@
-"""Looks through an image for what an agent must never find: hidden tests, reference solutions, git
-history.
+"""Searches an image for what an agent must not find: hidden tests, solutions, git history.
 
 A file that a later layer deletes is still in the earlier one, so layers are read one by one. Texts
 are found as they are, but for indentation and the ends of lines; a task file is found by its own
@@ -31,10 +30,8 @@ _BUNDLE = b"# v2 git bundle", b"# v3 git bundle"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that should not be there: in which layer (1 is the lowest), under which path, and
-    what it is.
-    """
+class Leak:
+    """Something that should not be there: its layer (1 is the lowest), its path, and what it is."""
 
     layer: int
     path: str
@@ -42,8 +39,9 @@ class Finding:
 
 
 class Needles:
-    """The texts to look for, by their longest line: one look-up per line finds the files that are
-    worth a search.
+    """The texts to look for, by their longest line.
+
+    One look-up per line finds the files that need a full search.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -65,7 +63,7 @@ class Needles:
         return [what for line in lines for text, what in self._by_line[line] if text in data]
 
 
-def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Finding]:
+def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Leak]:
     """Every finding in an image that a daemon holds; an empty list is the proof that was asked for.
 
     Raises:
@@ -80,7 +78,7 @@ def scan_image(daemon: Daemon, image: str, tasks: Iterable[Task]) -> list[Findin
         return list(_look(file, needles))
 
 
-def _look(file: IO[bytes], needles: Needles) -> Iterator[Finding]:
+def _look(file: IO[bytes], needles: Needles) -> Iterator[Leak]:
     with tarfile.open(fileobj=file) as saved:
         (manifest,) = json.loads(_member(saved, "manifest.json").read())
         settings = _member(saved, manifest["Config"]).read()
@@ -90,12 +88,12 @@ def _look(file: IO[bytes], needles: Needles) -> Iterator[Finding]:
         found = dict.fromkeys(
             why for text in (settings, *map(str.encode, inner)) for why in _whys(text, needles)
         )
-        yield from (Finding(0, "image settings", why) for why in found)
+        yield from (Leak(0, "image settings", why) for why in found)
         for number, name in enumerate(manifest["Layers"], 1):
             with tarfile.open(fileobj=_member(saved, name)) as layer:
                 for member in layer:
                     yield from (
-                        Finding(number, member.name, why) for why in _judge(layer, member, needles)
+                        Leak(number, member.name, why) for why in _judge(layer, member, needles)
                     )
 
 
@@ -139,7 +137,5 @@ def _texts(part: Any) -> Iterator[str]:
 
 
 def _plain(text: bytes) -> bytes:
-    """A text without what an editor, a checkout or a heredoc changes: white space at both ends of
-    its lines.
-    """
+    """A text without white space at the ends of its lines, which editors and checkouts change."""
     return b"\n".join(line.strip() for line in text.strip().splitlines())

@@ -139,13 +139,17 @@ def _tmp_mb(limits: SandboxLimits) -> int:
 
 
 def memory_mb(limits: SandboxLimits) -> int:
-    """Memory of all processes and files of one container together: so full disks starve no process."""
+    """Memory in MB of all processes and files of one container.
+
+    It includes the disks, so a full disk takes no memory away from processes.
+    """
     return limits.memory_mb + limits.disk_mb + _tmp_mb(limits) + SHM_MB
 
 
-def rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """What binds each process; names of `resource` in lower case. Docker cannot limit address
-    space, but data.
+def container_rlimits(limits: SandboxLimits) -> dict[str, int]:
+    """Limits of each process, by names of `resource` in lower case.
+
+    Docker cannot limit address space, so `data` is limited.
     """
     return {
         "core": 0,
@@ -158,7 +162,7 @@ def rlimits(limits: SandboxLimits) -> dict[str, int]:
 
 
 def _ulimits(limits: SandboxLimits) -> list[dict[str, Any]]:
-    values = rlimits(limits)
+    values = container_rlimits(limits)
     values["data"] = max(
         values["data"], _RUNC_DATA
     )  # binds the program that starts the container, too

@@ -1,12 +1,9 @@
-"""A small process that outlives its host for a second, to remove containers that the host was
-making when it died.
+"""A small process that removes the containers that its host was making when it died.
 
 A container that runs ends with its host by itself. One that was created and not yet started has no
 stdin that could end: nobody but this process would know of it before the next start. It is a script
-of its own, with
-    nothing but the
-standard library: it reads lines `URL RUN` until its stdin ends, and then removes what carries these
-    runs' labels.
+of its own, with nothing but the standard library: it reads lines `URL RUN` until its stdin ends,
+and then removes what carries these runs' labels.
 """
 
 from __future__ import annotations
@@ -50,8 +47,9 @@ def _ask(url: str, method: str, path: str) -> bytes:
 
 
 def bury(url: str, run: str) -> None:
-    """Remove every container of a run, and then its networks: the daemon refuses while something is
-    in one.
+    """Remove every container of a run, and then its networks.
+
+    The daemon refuses to remove a network that something is in.
     """
     query = urllib.parse.urlencode(
         {"all": "1", "filters": json.dumps({"label": [f"{RUN_LABEL}={run}"]})}
@@ -63,9 +61,7 @@ def bury(url: str, run: str) -> None:
 
 
 def main() -> None:
-    """Wait for the host's end, then look a few times: what it asked for last may still be on its
-    way.
-    """
+    """Wait for the host's end, then look a few times for containers that come late."""
     runs = {tuple(line.split()) for line in sys.stdin}
     deadline = time.monotonic() + _LINGER_S
     while runs and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
-"""The head of a request to a proxy: read strictly, and written anew for the server. Pure; no input
-raises.
+"""The head of a request to a proxy: read strictly, and written anew for the server.
+
+Pure functions; no input makes them raise.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OURS = {
 }
 
 
-class Request(NamedTuple):
+class ProxyRequest(NamedTuple):
     """What a client asks for.
 
     Attributes:
@@ -48,10 +49,8 @@ class Request(NamedTuple):
     body: int
 
 
-class Refusal(NamedTuple):
-    """Why something is not done: an HTTP status, a sentence, and the host and port where they could
-    be read.
-    """
+class ProxyRefusal(NamedTuple):
+    """Why a request is refused: an HTTP status, a sentence, and host and port if they were read."""
 
     status: int
     why: str
@@ -61,20 +60,18 @@ class Refusal(NamedTuple):
 
 
 class _BadError(Exception):
-    """A head that is none; its arguments are those of `Refusal`."""
+    """A head that is none; its arguments are those of `ProxyRefusal`."""
 
 
-def parse(head: bytes) -> Request | Refusal:
-    """Read a head: all bytes up to and with the empty line. Everything that is not plainly right is
-    refused.
-    """
+def parse(head: bytes) -> ProxyRequest | ProxyRefusal:
+    """Read a head, the empty line at its end included; what is not plainly right is refused."""
     try:
         return _parse(head)
     except _BadError as error:
-        return Refusal(*error.args)
+        return ProxyRefusal(*error.args)
 
 
-def _parse(head: bytes) -> Request:
+def _parse(head: bytes) -> ProxyRequest:
     if len(head) > HEAD_BYTES:
         raise _BadError(431, f"a head of more than {HEAD_BYTES} bytes")
     if not head.endswith(b"\r\n\r\n"):
@@ -100,7 +97,7 @@ def _parse(head: bytes) -> Request:
                 host,
                 port,
             )
-        return Request(text, host, port, head=b"", body=0)
+        return ProxyRequest(text, host, port, head=b"", body=0)
     if method not in FORWARDED:
         raise _BadError(405, "another method than CONNECT, GET, HEAD or POST", text[:16])
     scheme, mark, rest = target.partition(b"://")
@@ -116,7 +113,7 @@ def _parse(head: bytes) -> Request:
         *kept,
         b"Connection: close",
     ]
-    return Request(text, host, port, b"\r\n".join(rows) + b"\r\n\r\n", body)
+    return ProxyRequest(text, host, port, b"\r\n".join(rows) + b"\r\n\r\n", body)
 
 
 def _split(rest: bytes) -> tuple[bytes, bytes]:

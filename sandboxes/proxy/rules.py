@@ -1,6 +1,4 @@
-"""Which hosts may be reached: rules, the names they match, and the addresses that no name may lead
-to. Pure.
-"""
+"""Rules of hosts that may be reached, and addresses that no name may lead to. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 _METADATA = {ipaddress.IPv4Address("100.100.100.200"), ipaddress.IPv4Address("168.63.129.16")}
 
 
-class Rule(NamedTuple):
+class HostRule(NamedTuple):
     """One permission.
 
     Attributes:
@@ -42,7 +40,7 @@ class Rule(NamedTuple):
         return named and port in self.ports
 
 
-def rule(text: str, private: bool = False) -> Rule:
+def rule(text: str, private: bool = False) -> HostRule:
     """`name` (ports 80 and 443), `name:port`, or either with a leading dot: every name below it.
 
     Raises:
@@ -62,15 +60,14 @@ def rule(text: str, private: bool = False) -> Rule:
             f"allow={text!r} is the sandbox itself, which asks no proxy for it: give this machine a"
             " name that its resolver knows, and name it in private="
         )
-    return Rule(host, name.startswith("."), ports, private)
+    return HostRule(host, name.startswith("."), ports, private)
 
 
 def host_name(text: str) -> str | None:
-    """A host name in lower case and without its last dot; None for an address in any spelling, or
-    what is no name.
+    """A host name in lower case without its last dot; None for an address or what is no name.
 
     A last part that is a number makes an IPv4 address to many resolvers: 127.1, 0x7f.1 and
-        2130706433 are no names.
+    2130706433 are no names.
     """
     name = text.lower().removesuffix(".")
     labels = name.split(".")
@@ -87,10 +84,8 @@ def port_number(text: str) -> int | None:
     return port if 0 < port <= _LAST_PORT else None
 
 
-def permit(rules: Iterable[Rule], host: str, port: int) -> Rule | None:
-    """The rule that permits a host, in the form that `host_name` gives; one that permits private
-    addresses first.
-    """
+def permit(rules: Iterable[HostRule], host: str, port: int) -> HostRule | None:
+    """The rule that permits a host (as `host_name` gives it); one with private addresses first."""
     found = [one for one in rules if one.matches(host, port)]
     return max(found, key=lambda one: one.private, default=None)
 

@@ -1,5 +1,4 @@
-"""The one program of ours that runs inside a sandbox: it starts commands, moves files, kills and
-wipes.
+"""The program that runs inside a sandbox: it starts commands, moves files, kills and wipes.
 
 `program()` is that program as a zip archive, to be started as `python3 -I -S -B ARCHIVE` with a
 stream to the host on stdin and stdout, as process 1 of a pid namespace where there is one. It needs

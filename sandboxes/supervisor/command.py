@@ -1,6 +1,4 @@
-"""One command: its pipes are served until its leader exits, its time is over, or the host has lost
-interest.
-"""
+"""One command: served until its leader exits, its time is over, or the host cancels it."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from agentrl.sandboxes.supervisor.processes import Processes
 
 
 class Command:
-    """A running command: construct it (that starts it), `run` it, read `outputs`, `timed_out` and
-    the exit status.
+    """A running command.
+
+    Constructing it starts it; then `run` it and read `outputs`, `timed_out` and the exit status.
     """
 
     def __init__(

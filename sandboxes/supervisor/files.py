@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 
@@ -11,7 +12,6 @@ from agentrl.sandboxes.supervisor.frames import Fatal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
 
 WIPE_ENTRIES = 500_000
 MANIFEST_ENTRIES = 10_000
@@ -44,8 +44,7 @@ def open_directory(parent: int, name: str | bytes) -> int:
 
 
 def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[str, bool]]:
-    """(name as the system's functions take it, is a directory) of what is in a directory; links are
-    not followed.
+    """(name as system functions take it, is a directory) of each entry; links are not followed.
 
     Raises:
         OSError: EFBIG, there are more than `limit`.
@@ -53,7 +52,7 @@ def entries(directory: int, limit: int = WIPE_ENTRIES) -> list[tuple[str, bool]]
     with os.scandir(directory) as found:
         names = [
             (entry.name, entry.is_dir(follow_symlinks=False))
-            for _, entry in zip(range(limit), found)
+            for entry in itertools.islice(found, limit)
         ]
         if len(names) == limit and next(found, None) is not None:
             raise OSError(errno.EFBIG, f"more than {limit} entries in one directory")
@@ -94,8 +93,9 @@ def wipe(root: int) -> None:
 
 
 def lift(source: int, name: str | bytes, target: int, new_name: str | bytes) -> None:
-    """Move a directory from `source` into `target`; the kernel wants write access to it, as its
-    `..` changes.
+    """Move a directory from `source` into `target`.
+
+    The kernel wants write access to it, as its `..` changes.
     """
     try:
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
@@ -118,8 +118,9 @@ def clear(parent: int, name: bytes) -> None:
 
 
 def components(path: bytes) -> list[bytes]:
-    """The parts of a relative path. The host checked it; an odd one here means that the host is
-    broken.
+    """The parts of a relative path.
+
+    The host has checked it: an odd one here means that the host is broken.
     """
     parts = path.split(b"/")
     if any(part in ODD for part in parts):
@@ -128,9 +129,7 @@ def components(path: bytes) -> list[bytes]:
 
 
 def enter(parent: int, name: bytes) -> int:
-    """Open a subdirectory, made if it is missing and put in the place of anything that is no
-    directory.
-    """
+    """Open a subdirectory; a missing one is made, and anything else in its place is replaced."""
     for _ in range(3):  # a process of the agent may be racing us
         try:
             return open_directory(parent, name)
@@ -193,8 +192,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def walk(root: int, path: bytes) -> int:
-    """A handle of a directory below, for entering it; empty for the root itself. No link is
-    followed.
+    """A handle of a directory below, to enter it; empty for the root. No link is followed.
 
     Raises:
         OSError: it is not there, no directory, or behind a link.
@@ -212,9 +210,7 @@ def walk(root: int, path: bytes) -> int:
 
 
 def get_file(root: int, path: bytes, cap: int) -> bytes | None:
-    """Read a regular file of at most `cap` bytes with one name, reached without any link; None for
-    all else.
-    """
+    """Read a regular file of at most `cap` bytes with one name, behind no link; else None."""
     parts = components(path)
     at = os.dup(root)
     try:
@@ -325,9 +321,7 @@ def describe(directory: int, name: bytes, cap: int | None = None) -> list[bytes]
 
 
 def descend(root: int, path: bytes) -> int:
-    """Open the directory at a path that a walk has just seen; a link that took its place is
-    refused.
-    """
+    """Open the directory at a path that a walk has just seen; a link in its place is refused."""
     at = os.dup(root)
     for part in path.split(b"/") if path else ():
         try:

@@ -47,7 +47,7 @@ def encode(request_id: int, fields: list[bytes]) -> bytes:
     )
 
 
-class Decoder:
+class FrameDecoder:
     """Cuts a byte stream into frames."""
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:

@@ -17,9 +17,7 @@ class Memory:
     """Counters of one cgroup, read from open files; without them, nothing is known."""
 
     def __init__(self, descriptors: list[int], private: bool) -> None:
-        """`descriptors` are of the two files, from whoever made the cgroup; else a private place is
-        searched.
-        """
+        """`descriptors` are of the two files, from the cgroup's maker; else they are searched."""
         self._events = self._stat = -1
         if descriptors:
             self._events, self._stat = descriptors
@@ -43,14 +41,11 @@ class Memory:
         return self._events >= 0
 
     def kills(self) -> int:
-        """How many processes the kernel ended so far because the memory ran out; 0 where that is
-        not known.
-        """
+        """How many processes the kernel has ended for lack of memory; 0 where that is not known."""
         return _values(self._events).get(b"oom_kill", 0) if self.known else 0
 
     def charge(self) -> int | None:
-        """Bytes that other processes than this one and files in memory hold now; None where that is
-        not known.
+        """Bytes that other processes and files in memory hold now; None where that is not known.
 
         Less than nothing is possible: what this process had when it joined is charged elsewhere.
         """

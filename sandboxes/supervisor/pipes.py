@@ -1,5 +1,6 @@
-"""The pipes of running programs: bytes move while we wait, and who merely holds one open holds
-nobody up.
+"""The pipes of running programs: bytes move while we wait.
+
+A program that only holds a pipe open delays nothing.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Pipes:
         self._kept: set[int] = set()
 
     def output(self, sink: Callable[[bytes], None]) -> int:
-        """Make a pipe whose bytes go to `sink`; returns the end to write to, which the caller
-        closes.
+        """Make a pipe whose bytes go to `sink`; returns the end to write to.
+
+        The caller closes that end.
         """
         read, write = os.pipe()
         self._sinks[read] = sink
@@ -65,18 +67,14 @@ class Pipes:
         return write
 
     def input(self) -> tuple[int, int]:
-        """Make a pipe for `feed`; returns our end, and the end to read from, which the caller
-        closes.
-        """
+        """Make a pipe for `feed`; returns our end, and the end to read, for the caller to close."""
         read, write = os.pipe()
         os.set_blocking(write, False)
         self._kept.add(write)
         return write, read
 
     def feed(self, fd: int, data: bytes, last: bool) -> None:
-        """Write data to our end of an input while we wait, after what is not written yet; the
-        `last` closes it.
-        """
+        """Write data to our end of an input while we wait; the `last` piece closes it."""
         self._sources[fd] = memoryview(bytes(self._sources.get(fd, b"")) + data)
         if last:
             self._kept.discard(fd)
@@ -93,9 +91,7 @@ class Pipes:
             self._poll.unregister(fd)
 
     def serve(self, wait_s: float) -> set[int]:
-        """Wait for one round of events and move bytes; returns which of the watched descriptors can
-        be read.
-        """
+        """Wait for one round of events and move bytes; returns the watched descriptors to read."""
         ready = set()
         for fd, _ in self._poll.poll(wait_s * 1000 + 1):
             if not self._move(fd):
@@ -103,9 +99,7 @@ class Pipes:
         return ready
 
     def drain(self) -> None:
-        """Read what is in the pipes by now, and go on for a short time where nobody else holds them
-        open.
-        """
+        """Read what is in the pipes; go on for a short time where nobody else holds them open."""
         for fd in list(self._sources):
             self._drop(fd)
         deadline = time.monotonic() + DRAIN_S
@@ -114,9 +108,7 @@ class Pipes:
                 self._move(fd)
 
     def sip(self) -> None:
-        """Read what is in the pipes by now, and no longer than the short time, while their other
-        ends stay open.
-        """
+        """Read what is in the pipes, for a short time at most, while others hold them open."""
         deadline = time.monotonic() + DRAIN_S
         while (found := self._poll.poll(0)) and time.monotonic() < deadline:
             for fd, _ in found:

@@ -24,8 +24,9 @@ Background = dict[
 
 
 class Processes:
-    """All processes below this one. It is process 1 or their subreaper, so orphans come to it and
-    none is lost.
+    """All processes below this one.
+
+    It is process 1 or their subreaper, so orphans become its children and none is lost.
     """
 
     def __init__(self) -> None:
@@ -43,8 +44,7 @@ class Processes:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def spawn(self, argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, int]) -> int:
-        """Start a program as the leader of a new session, in the current directory; returns its
-        pid, for `ended`.
+        """Start a program in a new session, in the current directory; returns its pid, for `ended`.
 
         `descriptors` says which of ours it gets as which of its own.
 
@@ -57,8 +57,9 @@ class Processes:
         return pid
 
     def ended(self, pid: int) -> int | None:
-        """The exit code of a program that `spawn` started, negative for a signal; None while it
-        runs. Told once.
+        """The exit code of a program of `spawn`, negative for a signal; None while it runs.
+
+        It is told once.
         """
         return self._ended.pop(pid, None)
 
@@ -85,9 +86,7 @@ class Processes:
                 self._ended[pid] = os.waitstatus_to_exitcode(status)
 
     def has_none(self) -> bool:
-        """Whether nothing lives below this process: one system call, and a proof, as orphans come
-        to it.
-        """
+        """Whether nothing lives below this process: one system call proves it."""
         self.reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -174,7 +173,7 @@ def _spawn(argv: list[bytes], env: dict[bytes, bytes], descriptors: dict[int, in
 
 
 def _kill_namespace() -> None:
-    """Kill all of the pid namespace at once: what has the signal pending cannot fork its way out."""
+    """Kill the whole pid namespace at once, so that no process can fork its way out."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:  # only zombies are left
@@ -182,8 +181,9 @@ def _kill_namespace() -> None:
 
 
 def _below(pid: int, table: dict[int, tuple[int, int]], root: Callable[[int], bool]) -> bool:
-    """Whether a process is a root or descends from one; `table` may be a little torn, so the walk
-    is bounded.
+    """Whether a process is a root or descends from one.
+
+    The table may be inconsistent, so the walk is bounded.
     """
     for _ in range(len(table) + 1):
         if pid not in table:

@@ -1,7 +1,7 @@
 """The fingerprint of a sandbox: what tells a used one from a new one, compared after every reset.
 
 Left out because nothing can be read from them later: inode numbers, times, counters of the kernel,
-    warmth of caches.
+warmth of caches.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Proof:
     def __init__(
         self, wiped: list[int], processes: Processes, memory: Memory, private: bool
     ) -> None:
-        """Take the fingerprint of a new sandbox; `wiped` are the directories that a reset empties."""
+        """Take the fingerprint of a new sandbox; `wiped` are directories that a reset empties."""
         self._wiped = wiped
         self._memory = memory
         self._looks: dict[str, Callable[[], object]] = {
@@ -117,17 +117,13 @@ class Proof:
         return rows
 
     def _space(self) -> list[object]:
-        """Free blocks and inodes: also those that an unlinked file holds which some process or
-        socket keeps open.
-        """
+        """Free blocks and inodes; files that are unlinked but held open count as used."""
         spaces = [os.fstatvfs(mount) for mount in self._spaces]
         return [(space.f_blocks, space.f_bfree, space.f_files, space.f_ffree) for space in spaces]
 
 
 def _writable() -> list[bytes]:
-    """Mount points of file systems in memory that can be written to; other ones are not this
-    sandbox's alone.
-    """
+    """Mount points of writable file systems in memory; others are not this sandbox's alone."""
     points: dict[bytes, bytes] = {}
     for line in _proc("self/mountinfo").splitlines():
         fields, _, (kind, *_) = (part.split() for part in line.partition(b" - "))
@@ -149,11 +145,10 @@ def _sysctls() -> list[object]:
 
 
 def _sockets() -> list[bytes]:
-    """Every count that is not zero, of sockets in any family and of TCP connections that linger;
-    and the local ones.
+    """Counts of sockets and lingering TCP connections that are not zero, and local sockets.
 
     Nothing is listed but those: listing TCP would walk the kernel's whole hash table, 1.4 ms each
-        time.
+    time.
     """
     found = []
     for line in (_proc("net/sockstat") + _proc("net/sockstat6")).splitlines():
@@ -168,9 +163,7 @@ def _sockets() -> list[bytes]:
 
 
 def _collect() -> None:
-    """Have the kernel look for sockets that only hold each other: it does whenever a local socket
-    is closed.
-    """
+    """Have the kernel free sockets that only hold each other: closing a local socket does it."""
     import socket  # rarely needed, and not small
 
     for end in socket.socketpair():

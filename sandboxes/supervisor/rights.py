@@ -1,6 +1,4 @@
-"""Whose rights commands and file work have: the supervisor's own, or those of a user that it steps
-down to.
-"""
+"""Which user commands and file work run as: the supervisor's own, or one it steps down to."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ class Rights:
 
     A supervisor that is root keeps 0 as its saved uid, which is its way back. The kernel makes a
     process that changes its uid untraceable, and a program that it starts meanwhile has no way
-    back: its saved uid is
-        its effective one.
+    back: its saved uid is its effective one.
     """
 
     def __init__(self, uid: int | None = None) -> None:

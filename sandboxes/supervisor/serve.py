@@ -5,29 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
 import stat
-import sys
 import time
 
 from agentrl.sandboxes.supervisor import files, snapshot, standing
 from agentrl.sandboxes.supervisor.command import Command
-from agentrl.sandboxes.supervisor.frames import PROTOCOL, Decoder, Fatal, FrameError, encode
+from agentrl.sandboxes.supervisor.frames import PROTOCOL, Fatal, FrameDecoder, FrameError, encode
 from agentrl.sandboxes.supervisor.memory import Memory
 from agentrl.sandboxes.supervisor.processes import CHUNK, Processes
 from agentrl.sandboxes.supervisor.proof import Proof
 from agentrl.sandboxes.supervisor.rights import Rights
-from agentrl.sandboxes.supervisor.session import Session
+from agentrl.sandboxes.supervisor.session import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SESSIONS = 8
-PIPE_BYTES = 1 << 18
 FOR_ALL = stat.S_ISVTX | stat.S_IWOTH  # its owner alone can change it, everybody can put things in
-# What a request raises that is none: too few arguments, no numbers, numbers out of range, unknown
-# names.
+# What a malformed request raises: too few arguments, bad numbers, unknown names.
 MALFORMED = (ValueError, LookupError, OverflowError, AttributeError, TypeError)
 
 
@@ -37,7 +33,7 @@ class Supervisor:
     def __init__(self, read: int, write: int) -> None:
         self._read = read
         self._write = write
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         self._rights = Rights()
         self._processes = Processes()
         self._area = self._work = -1
@@ -46,7 +42,7 @@ class Supervisor:
         self._env: dict[bytes, bytes] = {}
         self._memory = Memory([], private=False)
         self._proof = Proof([], self._processes, self._memory, private=False)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, Shell] = {}
         self._session_count = 0  # over the whole life: an id is never used again
         self._verbs: dict[bytes, Callable[[list[bytes]], list[bytes]]] = {
             b"hello": self._hello,
@@ -93,7 +89,7 @@ class Supervisor:
         except OSError as error:
             return [b"error", b"%d" % (error.errno or 0), str(error.strerror or error).encode()]
         except MALFORMED as error:
-            raise Fatal(f"no request: {error!r}") from error
+            raise Fatal(f"malformed request: {error!r}") from error
 
     def end(self) -> None:
         """End everything that was started here and leave nothing behind."""
@@ -124,8 +120,10 @@ class Supervisor:
             view = view[os.write(self._write, view) :]
 
     def _hello(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: area, private (1: the namespaces are ours alone), others to wipe by `:`,
-        limits, uid, memory, env…
+        """Arguments: area, private, others, limits, uid, memory, env….
+
+        `private` is 1 where the namespaces are ours alone; `others` are directories to wipe, with
+        `:` between.
 
         Limits are `name=value` by `,` with the names of `resource` in lower case; the uid is that
         of commands, empty for this program's own; memory is the descriptors of `Memory` by `,`, if
@@ -163,8 +161,9 @@ class Supervisor:
         ]
 
     def _exec(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: timeout, output cap, stdin, directory (empty: the work area), argument count,
-        argv…, env….
+        """Arguments: timeout, output cap, stdin, directory, argument count, argv…, env….
+
+        An empty directory is the work area.
 
         Answers status (negative: signal), timed out, dropped, wall time, whether memory ran out,
         stdout, stderr.
@@ -194,8 +193,9 @@ class Supervisor:
         return self._outcome(status, command, begin, kills)
 
     def _enter(self, path: bytes) -> None:
-        """Make a directory of the work area the one that programs start in; back home, a locked one
-        is unlocked.
+        """Make a directory of the work area the current one.
+
+        The work area itself is unlocked if it was locked.
         """
         with self._rights:
             handle = files.walk(self._work, path)
@@ -214,7 +214,7 @@ class Supervisor:
         return 0.0 if self._decoder.pending else int(timeout) / 1e6
 
     def _outcome(
-        self, status: int, ended: Command | Session, begin: float, kills: int
+        self, status: int, ended: Command | Shell, begin: float, kills: int
     ) -> list[bytes]:
         stdout, stderr = ended.outputs
         numbers = (status, ended.timed_out, stdout.dropped + stderr.dropped, _since(begin))
@@ -222,20 +222,22 @@ class Supervisor:
         return [*(b"%d" % number for number in (*numbers, oom)), stdout.value(), stderr.value()]
 
     def _open(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: env…. Answers the id of a new session, whose shell starts with its first
-        command.
+        """Arguments: env…. Answers the id of a new session.
+
+        Its shell starts with its first command.
         """
         if len(self._sessions) >= SESSIONS:
             raise OSError(errno.EMFILE, f"more than {SESSIONS} open sessions")
         self._session_count += 1
-        self._sessions[self._session_count] = Session(
+        self._sessions[self._session_count] = Shell(
             self._processes, {**self._env, **_pairs(arguments)}
         )
         return [b"%d" % self._session_count]
 
     def _run(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: session, timeout, output cap, command. Answers as `exec` does, and whether the
-        shell lives on.
+        """Arguments: session, timeout, output cap, command.
+
+        Answers as `exec` does, and whether the shell lives on.
         """
         number, timeout, cap, text = arguments
         begin, kills = time.monotonic(), self._memory.kills()
@@ -251,7 +253,7 @@ class Supervisor:
         del self._sessions[int(number)]
         return []
 
-    def _session(self, number: bytes) -> Session:
+    def _session(self, number: bytes) -> Shell:
         if int(number) not in self._sessions:
             raise OSError(
                 errno.ESTALE,
@@ -280,7 +282,7 @@ class Supervisor:
             return files.manifest(self._work)
 
     def _list(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: directory (empty: the work area). Answers as `manifest` does, without hashes."""
+        """Arguments: directory (empty: the work area). Answers as `manifest`, without hashes."""
         (path,) = arguments
         with self._rights:
             return files.listing(self._work, path)
@@ -292,7 +294,7 @@ class Supervisor:
             return snapshot.take(self._work, int(cap))
 
     def _restore(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: entries…. Everything ends and goes, as in a reset, and they are made instead."""
+        """Arguments: entries…. As in a reset everything ends; then the entries are made."""
         self._clear()
         with self._rights:
             snapshot.restore(self._work, arguments)
@@ -332,8 +334,7 @@ class Supervisor:
             raise Fatal(f"the work area cannot be emptied: {error}") from error
 
     def _empty(self, directory: int, mode: int) -> None:
-        """Wipe as the agent's user, who owns all that is in it: no right of root is at work on what
-        an agent made.
+        """Wipe as the agent's user, who owns all that is in it, and without any right of root.
 
         A directory of root's that all may write to needs no handing over; that of queues could not
         be handed over inside a user namespace.
@@ -350,9 +351,7 @@ class Supervisor:
         os.fchmod(directory, mode)
 
     def _furnish(self) -> None:
-        """Make the work area afresh: a new inode each time, so that no mode or attribute of the old
-        one remains.
-        """
+        """Make the work area afresh, as a new inode without the old one's mode and attributes."""
         for name in ("work", "tmp"):
             os.mkdir(name, 0o755, dir_fd=self._area)
             directory = os.open(name, files.DIRECTORY, dir_fd=self._area)
@@ -375,45 +374,3 @@ def _pairs(settings: list[bytes]) -> dict[bytes, bytes]:
 
 def _since(begin: float) -> int:
     return int((time.monotonic() - begin) * 1e6)
-
-
-def _widen(pipe: int) -> None:
-    """Let more bytes wait in a pipe, so that a large request wakes us less often; else it stays as
-    it is.
-    """
-    try:
-        import fcntl
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):  # a socket, or more than this user may have
-        return
-
-
-def main() -> None:
-    """Serve the host on stdin and stdout, which then stay out of reach of everything that runs
-    here.
-
-    An argument is the time (seconds since 1970) at which all ends, should even the end of stdin not
-    come through.
-    """
-    if sys.argv[1:]:
-        deadline = int(sys.argv[1])
-        # The agent's user may send this signal at times: it only means that it is time to look.
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
-        signal.alarm(max(1, deadline - int(time.time()) + 1))
-    read, write = os.dup(0), os.dup(1)
-    _widen(read)
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    supervisor = Supervisor(read, write)
-    try:
-        supervisor.serve()
-    except (BrokenPipeError, ConnectionError, FrameError, Fatal, MemoryError) as error:
-        sys.stderr.write(f"supervisor: {type(error).__name__}: {error}\n")
-    if os.getpid() == 1:  # the end of process 1 is the end of all
-        return
-    try:
-        supervisor.end()
-    except (OSError, Fatal) as error:
-        sys.stderr.write(f"supervisor: {error} is left behind\n")

@@ -1,5 +1,4 @@
-"""A shell that stays, so that its directory, variables and functions last from one command to the
-next.
+"""A shell that stays, so that its directory, variables and functions last.
 
 The shell reads its script from a pipe. After each command it writes a word that we drew for that
 command, and the exit status, to a pipe of its own which the command does not inherit. What a
@@ -21,7 +20,7 @@ CONTROL = 8  # sh knows descriptors of one digit only
 LINE = 200
 
 
-class Session:
+class Shell:
     """One shell; `run` starts it, and a new one where the last has ended.
 
     Attributes:
@@ -46,8 +45,7 @@ class Session:
         return self._pipes is not None
 
     def run(self, text: bytes, timeout_s: float, cap: int, host: int) -> int:
-        """Run one command; returns its exit code, or that of the shell if it ended meanwhile;
-        negative for a signal.
+        """Run one command; returns its exit code, or the shell's if it ended (negative: a signal).
 
         When the time is over, or anything comes from the host, the shell is ended with all that
         this command started.
@@ -120,7 +118,7 @@ class Session:
         return self._processes.spawn(SHELLS[-1], self._env, descriptors)
 
     def _hear(self, data: bytes) -> None:
-        """Look for the word of the current command among what comes through the shell's own pipe."""
+        """Look for the word of the current command in what the shell writes to its own pipe."""
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-LINE:]
         for line in lines:

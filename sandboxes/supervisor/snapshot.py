@@ -1,10 +1,9 @@
 """A tree of files as plain data: out of one work area and into the same or another.
 
 An entry is four fields: path, kind (`dir`, `file` or `link`), permission bits, and the bytes of a
-    file or the target of
-a link. The first entry is the tree itself, as `.`; parents come before what is in them. Owner,
-inode and times are left out, so that equal trees give equal entries; sockets, devices and FIFOs are
-no part of a tree.
+file or the target of a link. The first entry is the tree itself, as `.`; parents come before what
+is in them. Owner, inode and times are left out, so that equal trees give equal entries; sockets,
+devices and FIFOs are no part of a tree.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ KINDS = {stat.S_IFDIR: b"dir", stat.S_IFREG: b"file", stat.S_IFLNK: b"link"}
 
 
 def take(root: int, cap: int) -> list[bytes]:
-    """The entries of everything below a directory. What its owner locked is opened for the look and
-    locked again.
+    """The entries of everything below a directory.
+
+    What its owner locked is opened for the look and locked again.
 
     Raises:
         OSError: EFBIG, over `cap` bytes of names and content, MANIFEST_ENTRIES entries or
@@ -131,8 +131,7 @@ def _set_mode(root: int, path: bytes, mode: int) -> None:
 
 
 def restore(root: int, fields: list[bytes]) -> None:
-    """Make the entries in an empty directory, all of them anew, and reach each through real
-    directories only.
+    """Make the entries in an empty directory; each is reached through real directories only.
 
     Raises:
         OSError: no room; or an entry that would lie behind a link or in the place of another one.

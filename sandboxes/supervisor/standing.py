@@ -1,6 +1,4 @@
-"""What the supervisor asks of the kernel for itself: not to be traced, to adopt orphans, to be
-bound by limits.
-"""
+"""What the supervisor asks of the kernel: no tracing, adopting orphans, limits."""
 
 from __future__ import annotations
 
@@ -32,14 +30,13 @@ def set_property(option: int, value: int) -> bool:
 
 
 class Victims:
-    """Who ends first when memory runs out: what runs here before the host's work, commands before
-    this program.
+    """Who ends first when memory runs out: commands before this program.
+
+    What runs here ends before the host's own work.
     """
 
     def __init__(self, private: bool = False) -> None:
-        """Take effect for this program, where the sandbox is its alone; nowhere else does this
-        change anything.
-        """
+        """Take effect for this program, where the sandbox is its alone; else nothing changes."""
         self._file = -1
         if not private:
             return
@@ -66,9 +63,7 @@ class Victims:
 
 
 def limit(limits: bytes) -> bool:
-    """Bind this process and all that it will start; without `resource`, only tell whether they are
-    bound already.
-    """
+    """Bind this process and all that it will start; without `resource`, only check the limits."""
     pairs = (item.partition("=") for item in limits.decode().split(",") if item)
     wanted = {name: int(text) for name, _, text in pairs}
     try:

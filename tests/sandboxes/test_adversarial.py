@@ -1,6 +1,4 @@
-"""Resets in a row with a hostile episode before each: what the next one could see is what a new one
-shows.
-"""
+"""Resets in a row, each after a hostile episode: the next one sees what a new one shows."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ child(lambda: time.sleep(1000), True)
 ===
 child(lambda: child(lambda: os.kill(os.getpid(), signal.SIGSTOP), True), True)
 ===
-for s in range(1, 65): attempt(signal.signal, s, signal.SIG_IGN) if s not in (9, 19, 32, 33) else None
+for s in set(range(1, 65)) - {9, 19, 32, 33}: attempt(signal.signal, s, signal.SIG_IGN)
 child(lambda: time.sleep(1000), True)
 ===
 for _ in range(8): attempt(child, int)
@@ -31,9 +29,11 @@ os.chdir('/sandbox/work')
 ===
 os.makedirs('locked/in', exist_ok=True); write('locked/in/f', 'x'); os.chmod('locked/in', 0)
 ===
-for at in ('.', '/tmp', '/dev/shm', '/sandbox/tmp'): attempt(write, at + '/note%d' % os.getpid(), 'x' * 5000)
+for at in ('.', '/tmp', '/dev/shm', '/sandbox/tmp'):
+    attempt(write, at + '/note%d' % os.getpid(), 'x' * 5000)
 ===
-f = open('held%d' % os.getpid(), 'wb'); attempt(f.write, b'x' * 2_000_000); attempt(os.unlink, f.name)
+f = open('held%d' % os.getpid(), 'wb')
+attempt(f.write, b'x' * 2_000_000); attempt(os.unlink, f.name)
 child(lambda: time.sleep(1000), True)
 ===
 f = open('flown', 'wb'); a, b = socket.socketpair(); attempt(os.unlink, 'flown')
@@ -45,7 +45,8 @@ s = socket.socket(socket.AF_UNIX); attempt(s.bind, '/tmp/sock')
 ===
 s = attempt(socket.create_server, ('127.0.0.1', 8000)); child(lambda: time.sleep(1000), True)
 ===
-u = socket.socket(type=socket.SOCK_DGRAM); attempt(u.bind, ('127.0.0.1', 5353)); child(lambda: time.sleep(1000))
+u = socket.socket(type=socket.SOCK_DGRAM); attempt(u.bind, ('127.0.0.1', 5353))
+child(lambda: time.sleep(1000))
 ===
 for path in ('.', '..', '/tmp', '/dev/shm', '/sandbox/tmp', '/dev/mqueue'):
     attempt(os.setxattr, path, 'user.note', b'x'); attempt(os.chmod, path, 0o7777)
@@ -53,29 +54,36 @@ for path in ('.', '..', '/tmp', '/dev/shm', '/sandbox/tmp', '/dev/mqueue'):
 attempt(os.rename, '/sandbox/work', '/sandbox/gone'); attempt(os.rmdir, '/sandbox/work')
 attempt(os.rmdir, '/sandbox/tmp')
 ===
-attempt(os.symlink, '/usr', 'link'); attempt(os.symlink, 'link', 'hop'); attempt(os.link, 'link', 'hard')
+attempt(os.symlink, '/usr', 'link'); attempt(os.symlink, 'link', 'hop')
+attempt(os.link, 'link', 'hard')
 ===
-attempt(os.mkfifo, 'fifo'); attempt(os.mknod, 'white', 0o20666, 0); attempt(write, b'\xff\n\x01', 'x')
+attempt(os.mkfifo, 'fifo'); attempt(os.mknod, 'white', 0o20666, 0)
+attempt(write, b'\xff\n\x01', 'x')
 ===
 kept = [attempt(os.openpty) for _ in range(5)]; child(lambda: time.sleep(1000), True)
 ===
-f = open('/etc/passwd'); attempt(fcntl.flock, f, fcntl.LOCK_SH); child(lambda: time.sleep(1000), True)
+f = open('/etc/passwd'); attempt(fcntl.flock, f, fcntl.LOCK_SH)
+child(lambda: time.sleep(1000), True)
 ===
-os.umask(0); os.nice(5); os.environ['NOTE'] = 'x'; os.chdir('/'); child(lambda: time.sleep(1000), True)
+os.umask(0); os.nice(5); os.environ['NOTE'] = 'x'; os.chdir('/')
+child(lambda: time.sleep(1000), True)
 os.chdir('/sandbox/work') if os.path.isdir('/sandbox/work') else None
 ===
 for number in (29, 64, 68, 240): attempt(syscall, number, 7, 64, 0o1600)
 ===
-for path in ('/proc/1/oom_score_adj', '/proc/self/oom_score_adj', '/proc/sys/kernel/hostname', '/proc/1/comm'):
+for path in ('/proc/1/oom_score_adj', '/proc/self/oom_score_adj', '/proc/1/comm',
+             '/proc/sys/kernel/hostname'):
     attempt(write, path, '7')
 ===
 for s in range(1, 65): attempt(os.kill, 1, s)
 ===
 child(lambda: [os.write(1, b'x' * 65536) for _ in iter(int, 1)], True)
 ===
-fd = os.memfd_create('note'); attempt(os.write, fd, b'x' * 1_000_000); child(lambda: time.sleep(1000), True)
+fd = os.memfd_create('note'); attempt(os.write, fd, b'x' * 1_000_000)
+child(lambda: time.sleep(1000), True)
 ===
-s = attempt(socket.socket, 16, socket.SOCK_RAW, 15); s and attempt(s.bind, (0, 1)); child(lambda: time.sleep(1000))
+s = attempt(socket.socket, 16, socket.SOCK_RAW, 15); s and attempt(s.bind, (0, 1))
+child(lambda: time.sleep(1000))
 ===
 def fork():
     while True: attempt(os.fork)
@@ -94,9 +102,7 @@ LINGERING = (
 
 
 async def episode(slot: Slot, chance: random.Random, lingering: float) -> None:
-    """One hostile episode; the sandbox it is in was compared with a new one after the last, or is
-    new.
-    """
+    """Play one hostile episode in a sandbox that is new or was compared with a new one."""
     chosen = chance.sample(SNIPPETS.split("===\n"), chance.randint(1, 3))
     if chance.random() < lingering:
         chosen.append(LINGERING)
@@ -118,9 +124,7 @@ async def episode(slot: Slot, chance: random.Random, lingering: float) -> None:
 
 
 def cycles(backend: str, count: int, lingering: float = 0.0) -> tuple[int, list[str], float]:
-    """So many episodes on a few slots: resets that were proofs, slots that were thrown away, and
-    seconds.
-    """
+    """Play episodes on a few slots; returns proven resets, discarded slots, and seconds."""
 
     async def main() -> tuple[int, list[str], float]:
         opener, host = BACKENDS[backend](), Host()
@@ -174,7 +178,8 @@ def test_connections_that_linger_cost_the_slot_or_nothing(bubblewrap):
 
 
 ORPHAN = """
-s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a, _ = s.accept()
+s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())
+a, _ = s.accept()
 c.setblocking(False)
 while attempt(c.send, b'x' * 65536): pass
 c.close(); os.write(done, b'x'); time.sleep(100)
@@ -183,7 +188,7 @@ c.close(); os.write(done, b'x'); time.sleep(100)
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_connections_of_one_sandbox_cost_no_other_its_reset(backend):
-    """The kernel counts connections that nobody owns any more for all network namespaces together."""
+    """The kernel counts connections without an owner for all network namespaces together."""
     require(backend)
 
     async def main() -> None:

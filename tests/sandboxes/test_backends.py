@@ -1,6 +1,4 @@
-"""Backends by name, what is said of one that is missing or no boundary, and that nothing outlives a
-killed host.
-"""
+"""Backends by name, missing ones, backends without a boundary, and killed hosts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandboxes import BubblewrapBackend, ProcessBackend
-from agentrl.sandboxes.contract import BOUNDARY, COMMON, Broken, Room, check_backend, prove_apart
+from agentrl.sandboxes.contract import (
+    BOUNDARY,
+    COMMON,
+    BrokenPromise,
+    Room,
+    check_backend,
+    prove_apart,
+)
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -78,9 +85,7 @@ class Stateless:
 
 
 class Sloppy:
-    """A backend that keeps no state, restores without emptying, ignores cwd, follows links and
-    verifies nothing.
-    """
+    """A backend that keeps no state, ignores cwd, follows links and verifies nothing."""
 
     name = "sloppy"
     is_boundary = False
@@ -157,7 +162,7 @@ def test_bubblewrap_keeps_the_contract_for_an_ordinary_user(bubblewrap):
 def test_no_attack_is_tried_where_it_would_reach_this_machine(memory_tmp):
     async def main():
         async with Room(ProcessBackend()).sandbox() as box:
-            with pytest.raises(Broken, match=r"not tried.*pid:"):
+            with pytest.raises(BrokenPromise, match=r"not tried.*pid:"):
                 await prove_apart(box)
 
         class Watched(ProcessBackend):
@@ -176,7 +181,7 @@ def test_no_attack_is_tried_where_it_would_reach_this_machine(memory_tmp):
                 return sandbox
 
         for check in BOUNDARY:
-            with pytest.raises(Broken, match="not tried"):
+            with pytest.raises(BrokenPromise, match="not tried"):
                 await check(Room(Watched()))
         assert Watched.commands == len(BOUNDARY)
 

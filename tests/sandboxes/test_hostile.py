@@ -1,6 +1,4 @@
-"""What hostile code can try beyond the contract, on each backend, and what a lost sandbox looks
-like.
-"""
+"""What hostile code can try beyond the contract, on each backend, and lost sandboxes."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ LOSSES = 8  # of all cases on one backend: the others end with a reset
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
 def slot(request):
-    """A slot of each backend that is used for one case after the other, its loop, and a bystander."""
+    """A slot of each backend, used for one case after the other, its loop, and a bystander."""
     require(request.param)
     slot, host = Slot(BACKENDS[request.param]()), Host()
     with asyncio.Runner() as runner:
@@ -97,13 +95,14 @@ def test_the_look_at_a_sandbox_sees_what_is_left(slot, kind):
 AS_USER = """
 import json, os, sys
 from agentrl.sandboxes.launch import program
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 program()
 os.setgroups([]); os.setresgid(23456, 23456, 23456); os.setresuid(23456, 23456, 23456)
 from hostile import play_all
 from hostile_kernel import table
 step = int(sys.argv[1])
-print(json.dumps(play_all("bubblewrap", [case for case in table() if step == 1 or not case.long][::step])))
+cases = [case for case in table() if step == 1 or not case.long]
+print(json.dumps(play_all("bubblewrap", cases[::step])))
 """
 
 
@@ -152,9 +151,12 @@ def test_tracing_and_its_kin_are_refused():
             child = os.fork()
             if child == 0:
                 import time; time.sleep(60)
-            calls = {"ptrace": (101, 16, child), "readv": (310, child, 0, 0, 0, 0, 0), "keyctl": (250, 0, -3, 0),
-                     "io_uring": (425, 1, 0), "bpf": (321, 0, 0, 0), "userfaultfd": (323, 0), "perf": (298, 0, 0),
-                     "userns": (56, 0x10000011, 0, 0, 0, 0), "vsock": (41, 40, 1, 0), "alg": (41, 38, 5, 0)}
+            calls = {
+                "ptrace": (101, 16, child), "readv": (310, child, 0, 0, 0, 0, 0),
+                "keyctl": (250, 0, -3, 0), "io_uring": (425, 1, 0), "bpf": (321, 0, 0, 0),
+                "userfaultfd": (323, 0), "perf": (298, 0, 0), "vsock": (41, 40, 1, 0),
+                "userns": (56, 0x10000011, 0, 0, 0, 0), "alg": (41, 38, 5, 0),
+            }
             for name, call in calls.items():
                 ctypes.set_errno(0)
                 if libc.syscall(*call) != -1 or ctypes.get_errno() != errno.EPERM:

@@ -1,4 +1,4 @@
-"""What is left when the host, a container or a supervisor is killed: nothing, and the run goes on."""
+"""Killing the host, a container or a supervisor leaves nothing behind, and the run goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def main():
         while True:
             async with pool.lease("agent") as box:
                 await box.put({str(n): b"x" * 1000 for n in range(50)})
-                await box.exec(["sh", "-c", "setsid sleep 999 & (trap '' TERM HUP; sleep 999) & cat 1 > /tmp/f"])
+                stay = "setsid sleep 999 & (trap '' TERM HUP; sleep 999) & cat 1 > /tmp/f"
+                await box.exec(["sh", "-c", stay])
                 await box.exec(["sh", "-c", "while :; do :; done"], timeout_s=0.2)
                 await box.manifest()
     await asyncio.gather(*(work() for _ in range(8)))
@@ -138,7 +139,7 @@ class Shelled(ToolEnv):
 
 
 def end_one(backend: str, busy: threading.Event, others: set[int]) -> None:
-    """Wait until a sandbox of ours is at work, and kill it from outside; `others` are left alone."""
+    """Wait until a sandbox of ours is at work, and kill it from outside, but not `others`."""
     assert busy.wait(60)
     time.sleep(0.3)
     if backend == "docker":

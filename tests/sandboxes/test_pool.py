@@ -6,57 +6,12 @@ import asyncio
 import os
 
 import pytest
+from fake_sandboxes import FakeBackend
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import Pool, open_pool
-from agentrl.sandboxes.base import NO_FILES, SandboxLimits
+from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.pool import default_size
-
-
-class FakeSandbox:
-    def __init__(self, role):
-        self.role = role
-        self.resets = 0
-        self.closed = False
-        self.lost = False
-        self.reset_s = 0.0
-
-    async def ping(self):
-        if self.lost or self.closed:
-            raise SandboxLost("gone")
-
-    async def reset(self, files=NO_FILES):
-        await asyncio.sleep(self.reset_s)
-        await self.ping()
-        self.resets += 1
-
-    async def exec(self, argv, **options):
-        await asyncio.sleep(options["timeout_s"])
-
-    async def close(self):
-        self.closed = True
-
-
-class FakeBackend:
-    name = "fake"
-    is_boundary = False
-
-    def __init__(self, open_s=0.0):
-        self.opened = []
-        self.starting = self.most_starting = 0
-        self.open_s = open_s
-        self.failing = False
-
-    async def open(self, role, limits):
-        self.starting += 1
-        self.most_starting = max(self.most_starting, self.starting)
-        await asyncio.sleep(self.open_s)
-        self.starting -= 1
-        if self.failing:
-            raise SandboxLost("bubblewrap is not installed")
-        self.opened.append(FakeSandbox(role))
-        self.opened[-1].needs = limits.needs
-        return self.opened[-1]
 
 
 def run(body, pool_options=None, **options):
@@ -73,9 +28,7 @@ def run(body, pool_options=None, **options):
 
 
 async def until(condition):
-    """Let the loop go on until the condition holds; the test's own time limit ends what never
-    comes.
-    """
+    """Let the loop go on until the condition holds, or the test's own time limit ends it."""
     while not condition():
         await asyncio.sleep(0.001)
 
@@ -272,7 +225,7 @@ def test_a_reset_that_fails_in_any_way_ends_the_sandbox_and_not_the_episode():
     async def body(pool, backend):
         async with pool.lease("agent") as box:
 
-            async def full(files=NO_FILES):
+            async def full(files=()):
                 raise OSError(24, "Too many open files")
 
             box.sandbox.reset = full

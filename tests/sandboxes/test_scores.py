@@ -1,6 +1,4 @@
-"""The same work gets the same score on every real backend: oracle, no-op and wrong answers, judged
-anew each time.
-"""
+"""The same work gets the same score on every real backend."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ WRONG = {
 
 
 class Judged(Code):
-    """code-v0 with a verifier that remembers nothing: else the second backend would be told the
-    first one's scores.
-    """
+    """code-v0 with a verifier without a cache, so that each backend judges for itself."""
 
     verifier = hidden_tests()
 

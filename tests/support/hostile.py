@@ -1,5 +1,4 @@
-"""How hostile cases are played: in a sandbox that has shown to be one, between two looks at it and
-at this machine.
+"""Plays hostile cases in a proven boundary, and looks at the machine before and after.
 
 The look at the sandbox is independent of the supervisor's own fingerprint: a program that runs
 inside, as a command would, and tells all that the next episode could see. It is taken when a
@@ -39,7 +38,8 @@ _IPC = ("shm", "sem", "msg")
 # The programs check for themselves, too, that they are not on this machine: they are attacks.
 GUARD = """
 import os, sys
-if {here!r} in [(os.readlink('/proc/self/ns/pid'), open('/proc/sys/kernel/random/boot_id').read().strip())]:
+boot = open('/proc/sys/kernel/random/boot_id').read().strip()
+if {here!r} == (os.readlink('/proc/self/ns/pid'), boot):
     sys.exit('not tried here')
 """
 TOOLS = """
@@ -47,7 +47,8 @@ import ctypes, errno, fcntl, signal, socket, struct, time
 libc = ctypes.CDLL(None, use_errno=True)
 def syscall(number, *arguments):
     ctypes.set_errno(0)
-    values = [ctypes.c_long(value) if isinstance(value, int) else value for value in (number, *arguments)]
+    values = [number, *arguments]
+    values = [ctypes.c_long(value) if isinstance(value, int) else value for value in values]
     result = libc.syscall(*values)
     if result == -1:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -109,35 +110,47 @@ for line in mounts.splitlines():
 sysctl = {}
 for root in ('net', 'fs/mqueue', 'user'):
     for at, _, names in os.walk('/proc/sys/' + root):
-        sysctl.update({at + '/' + name: text(at + '/' + name) for name in names if 'nf_conntrack_count' not in name})
-for name in ('hostname', 'domainname', 'shmmax', 'shmall', 'shmmni', 'sem', 'msgmax', 'msgmnb', 'msgmni'):
+        for name in names:
+            if 'nf_conntrack_count' not in name: sysctl[at + '/' + name] = text(at + '/' + name)
+for name in ('hostname', 'domainname', 'shmmax', 'shmall', 'shmmni', 'sem', 'msgmax', 'msgmnb',
+             'msgmni'):
     sysctl[name] = text('/proc/sys/kernel/' + name)
 def status(pid):
-    kept = ('Umask', 'Uid', 'Gid', 'Groups', 'NoNewPrivs', 'Seccomp', 'Threads', 'Cpus_allowed', 'Mems_allowed')
-    SIGNALS = ('SigB', 'SigI', 'SigC', 'CapI', 'CapP', 'CapE', 'CapB', 'CapA')  # not SigQ, which counts a user's
+    kept = ('Umask', 'Uid', 'Gid', 'Groups', 'NoNewPrivs', 'Seccomp', 'Threads', 'Cpus_allowed',
+            'Mems_allowed')
+    # Not SigQ, which counts the signals of a user.
+    SIGNALS = ('SigB', 'SigI', 'SigC', 'CapI', 'CapP', 'CapE', 'CapB', 'CapA')
     lines = (line.partition(':') for line in text('/proc/%s/status' % pid).splitlines())
     return {name: value.strip() for name, _, value in lines if name in kept or name[:4] in SIGNALS}
 def standing(pid):
+    places = ('limits', 'oom_score_adj', 'cgroup', 'comm')
     fields = text('/proc/%s/stat' % pid).rpartition(')')[2].split()
-    files = {name: text('/proc/%s/%s' % (pid, name)) for name in ('limits', 'oom_score_adj', 'cgroup', 'comm')}
+    files = {name: text('/proc/%s/%s' % (pid, name)) for name in places}
     return {**status(pid), **files, 'priority': fields[15:17], 'policy': fields[37:39]}
-sockstat = [line.split()[:3] for line in (text('/proc/net/sockstat') + text('/proc/net/sockstat6')).splitlines()]
-tables = ('unix', 'tcp', 'tcp6', 'udp', 'udp6', 'raw', 'raw6', 'packet', 'udplite', 'dev_mcast', 'igmp', 'route', 'arp')
+sockstat = text('/proc/net/sockstat') + text('/proc/net/sockstat6')
+sockstat = [line.split()[:3] for line in sockstat.splitlines()]
+tables = ('unix', 'tcp', 'tcp6', 'udp', 'udp6', 'raw', 'raw6', 'packet', 'udplite', 'dev_mcast',
+          'igmp', 'route', 'arp')
+pids = [name for name in os.listdir('/proc') if name.isdigit() and int(name) != os.getpid()]
+ipc = [text('/proc/sysvipc/' + name) for name in ('shm', 'sem', 'msg')]
+namespaces = sorted(os.listdir('/proc/self/ns'))
 seen = {
     'tree': tree, 'space': space, 'mounts': mounts, 'sysctl': sysctl,
-    'processes': sorted(name for name in os.listdir('/proc') if name.isdigit() and int(name) != os.getpid()),
+    'processes': sorted(pids),
     'self': standing('self'), 'environment': dict(os.environ), 'cwd': os.getcwd(),
     'descriptors': sorted(os.listdir('/proc/self/fd')),
-    'ipc': [text('/proc/sysvipc/' + name) for name in ('shm', 'sem', 'msg')] + sorted(os.listdir('/dev/mqueue')),
-    'locks': [line for line in text('/proc/locks').splitlines() if ' OFDLCK ' not in line],  # those of all have no pid
+    'ipc': ipc + sorted(os.listdir('/dev/mqueue')),
+    # Open file description locks have no pid, so those of all are listed.
+    'locks': [line for line in text('/proc/locks').splitlines() if ' OFDLCK ' not in line],
     'sockets': [sockstat] + [text('/proc/net/' + name) for name in tables],
     'netlink': len(text('/proc/net/netlink').splitlines()), 'ptys': os.listdir('/dev/pts'),
-    'namespaces': {name: os.readlink('/proc/self/ns/' + name) for name in sorted(os.listdir('/proc/self/ns'))},
+    'namespaces': {name: os.readlink('/proc/self/ns/' + name) for name in namespaces},
     'timens': text('/proc/self/timens_offsets'), 'names': list(os.uname())[:2],
 }
 for _ in range(300):  # process 1 is somebody else for the moment in which it starts us
     seen['init'] = standing(1)
-    if len(set(seen['init']['Uid'].split())) == 1 and seen['init']['oom_score_adj'] != seen['self']['oom_score_adj']:
+    scores = [seen[who]['oom_score_adj'] for who in ('init', 'self')]
+    if len(set(seen['init']['Uid'].split())) == 1 and scores[0] != scores[1]:
         break
     time.sleep(0.01)
 clock = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -246,9 +259,7 @@ class Host:
 
 @dataclass
 class Slot:
-    """One sandbox after the other of a backend: reset after each case, replaced if it was lost, and
-    both counted.
-    """
+    """One sandbox of a backend after the other: reset after each case, replaced if lost."""
 
     backend: object
     limits: SandboxLimits = LIMITS
@@ -268,7 +279,7 @@ class Slot:
         return self.box
 
     async def reset(self, name: str = "") -> bool:
-        """Reset it and compare it with what it was when it was new; False if it was lost instead."""
+        """Reset it and compare it with its state when it was new; False if it was lost instead."""
         try:
             await self.box.reset()
             self.resets += 1

@@ -1,10 +1,10 @@
-"""The table of hostile cases: processes, memory and pipes. `hostile_files` and `hostile_kernel`
-have the rest.
+"""Hostile cases: processes, memory and pipes.
+
+`hostile_files`, `hostile_kernel` and `hostile_calls` have the rest.
 
 Each is a program (or a few calls of a host whose agent is hostile) and what has to hold while it
 runs. That the next episode finds nothing of it, and that this machine is untouched, is looked at
-after each: see
-    `hostile.Slot.play`.
+after each: see `hostile.Slot.play`.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ leaves(
         import threading
         n = 0
         try:
-            for n in range(200): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+            for n in range(200):
+                threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         except RuntimeError: pass
         print(n < 24)
         sys.stdout.flush(); os._exit(0)
@@ -199,7 +200,8 @@ refused(
         refused('user', os.setpriority, 2, 0, 19)
         refused('cpus', os.sched_setaffinity, 1, [0])
         for policy in (os.SCHED_IDLE, os.SCHED_BATCH, os.SCHED_FIFO):
-            refused('policy', os.sched_setscheduler, 1, policy, os.sched_param(int(policy == os.SCHED_FIFO)))
+            priority = os.sched_param(int(policy == os.SCHED_FIFO))
+            refused('policy', os.sched_setscheduler, 1, policy, priority)
     """,
 )
 refused(
@@ -220,7 +222,8 @@ refused(
         was = int(open('/proc/1/oom_score_adj').read())
         refused('init', write, '/proc/1/oom_score_adj', '1000')
         refused('below', write, '/proc/self/oom_score_adj', '-1')
-        if was < 500 or int(open('/proc/self/oom_score_adj').read()) < was: print('first to be spared')
+        mine = int(open('/proc/self/oom_score_adj').read())
+        if was < 500 or mine < was: print('first to be spared')
     """,
 )
 
@@ -250,9 +253,7 @@ async def memory_of_all(box):
 
 @case("memory of all, so that the supervisor ends first", long=True, unbounded=False)
 async def memory_against_the_supervisor(box):
-    """As far as the kernel lets them: either way there is an end to it, and where it was the
-    supervisor, it is told.
-    """
+    """Take memory until the kernel ends it; if it ends the supervisor, that is reported."""
     code = r"""
         def hog():
             for score in (0, 500): attempt(write, '/proc/self/oom_score_adj', str(score))
@@ -318,7 +319,8 @@ async def forged(box):
             frame = sys.stdin.buffer.read()
             for pid in ('self', '1', str(os.getppid())):
                 for fd in range(20):
-                    attempt(lambda: os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY | os.O_NONBLOCK), frame))
+                    way, flags = f'/proc/{pid}/fd/{fd}', os.O_WRONLY | os.O_NONBLOCK
+                    attempt(lambda: os.write(os.open(way, flags), frame))
             for fd in range(1, 20): attempt(os.write, fd, frame)
         """
     done = await run(box, code, stdin=frame)

@@ -1,6 +1,4 @@
-"""The table of hostile cases, continued: files, directories, links, and what is declared as an
-artifact.
-"""
+"""Hostile cases, continued: files, directories, links, and declared artifacts."""
 
 from __future__ import annotations
 
@@ -35,8 +33,9 @@ leaves(
 @case("hops over links")
 async def links(box):
     code = r"""
-            os.symlink('a', 'b'); os.symlink('b', 'a'); os.symlink('/', 'root'); os.symlink('/proc/self/fd', 'fd')
-            os.symlink('/etc', 'etc'); os.symlink('/etc/passwd', 'passwd'); os.mkdir('d'); os.symlink('../etc', 'd/hop')
+            os.symlink('a', 'b'); os.symlink('b', 'a'); os.symlink('/', 'root')
+            os.symlink('/proc/self/fd', 'fd'); os.symlink('/etc', 'etc')
+            os.symlink('/etc/passwd', 'passwd'); os.mkdir('d'); os.symlink('../etc', 'd/hop')
             os.symlink('/proc/1/root/sandbox', 'proc')
             for n in range(60): os.symlink('l%d' % (n + 1), 'l%d' % n)
             os.symlink('/sandbox/tmp/new', 'new')
@@ -158,7 +157,8 @@ leaves(
     r"""
         f = open('f', 'wb'); f.write(b'x' * 4_000_000); f.flush(); os.unlink('f')
         a, b = socket.socketpair()
-        for s, other in ((a, b), (b, a)): socket.send_fds(s, [b'x'], [f.fileno(), s.fileno(), other.fileno()])
+        for s, other in ((a, b), (b, a)):
+            socket.send_fds(s, [b'x'], [f.fileno(), s.fileno(), other.fileno()])
     """,
 )
 leaves(
@@ -183,7 +183,8 @@ async def linked_artifact(box):
 async def odd_artifacts(box):
     code = r"""
             os.mkfifo('fifo'); s = socket.socket(socket.AF_UNIX); s.bind('sock'); os.mkdir('dir')
-            refused('device', os.mknod, 'dev', 0o20666, os.makedev(1, 3)); attempt(os.mknod, 'white', 0o20666, 0)
+            refused('device', os.mknod, 'dev', 0o20666, os.makedev(1, 3))
+            attempt(os.mknod, 'white', 0o20666, 0)
             write('big', 'x' * 1_100_000); write('locked', 'x'); os.chmod('locked', 0)
         """
     done = await run(box, code)
@@ -197,7 +198,8 @@ async def odd_names(box):
     code = r"""
             for n in range(1, 256):
                 if n not in (46, 47): write(bytes([n]), 'x')
-            for name in (b'\n\n', b'x' * 255, b'-rf', b'..a', b' ', b'\xff' * 200, b'a\x1b[2Jb'): write(name, 'x')
+            names = (b'\n\n', b'x' * 255, b'-rf', b'..a', b' ', b'\xff' * 200, b'a\x1b[2Jb')
+            for name in names: write(name, 'x')
         """
     assert (await run(box, code)).exit_code == 0
     manifest = await box.manifest()
@@ -215,7 +217,8 @@ leaves(
             attempt(os.utime, path, (1, 1))
             for flags in (0x10, 0x20, 0x40, 0x80):
                 fd = attempt(os.open, path, 0)
-                if fd is not None: attempt(fcntl.ioctl, fd, 0x40086602, struct.pack('l', flags)); os.close(fd)
+                if fd is not None:
+                    attempt(fcntl.ioctl, fd, 0x40086602, struct.pack('l', flags)); os.close(fd)
     """,
 )
 leaves(
@@ -234,7 +237,8 @@ leaves(
         f = open('/etc/passwd'); g = open('g', 'w')
         fcntl.flock(f, fcntl.LOCK_SH)
         fcntl.lockf(g, fcntl.LOCK_EX)
-        attempt(fcntl.fcntl, g, fcntl.F_SETLEASE, fcntl.F_WRLCK); child(lambda: time.sleep(1000), True)
+        attempt(fcntl.fcntl, g, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        child(lambda: time.sleep(1000), True)
     """,
 )
 

@@ -1,6 +1,4 @@
-"""A network outside with one server, and what an agent has at hand there; shared by the tests of
-docker networks.
-"""
+"""A network outside with one server, and the tools that an agent has in a sandbox."""
 
 from __future__ import annotations
 
@@ -36,7 +34,8 @@ def talk(client):
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         size = int(self.headers["Content-Length"] or 0)
-        text = f"{self.command} {self.path} {self.headers['Host']} {len(asked)} ".encode() + self.rfile.read(size)
+        text = f"{self.command} {self.path} {self.headers['Host']} {len(asked)} ".encode()
+        text += self.rfile.read(size)
         if self.path == "/large":
             text = b"x" * 3_000_000
         self.send_response(200)
@@ -71,7 +70,8 @@ def direct(host, port, wait=1.0):
     except OSError as error: return "failed"
     return "connected"
 def ask(server, name, wait=1.5):
-    question = b"".join(bytes([len(part)]) + part for part in name.encode().split(b".")) + b"\\0\\0\\1\\0\\1"
+    parts = name.encode().split(b".")
+    question = b"".join(bytes([len(part)]) + part for part in parts) + b"\\0\\0\\1\\0\\1"
     try:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.settimeout(wait)
@@ -92,9 +92,7 @@ def left_behind(run_or_pid):
 
 @contextmanager
 def outside_world():
-    """A network outside with one server, called allowed.test, other.test and below.allowed.test in
-    it.
-    """
+    """A network outside with one server that has three names in it."""
     api, labels = first_daemon().api(), Owner.me().labels(3600) | {"agentrl.test": "world"}
     name = f"agentrl-test-{labels['agentrl.run']}"
     outside = api.create_network(name, driver="bridge", labels=labels)["Id"]

@@ -1,6 +1,4 @@
-"""What an image and the system-call profile may hold: what is allowed by it, and no secret of a
-task.
-"""
+"""What an image and the system-call profile may hold."""
 
 from __future__ import annotations
 
@@ -113,9 +111,7 @@ def test_no_new_namespace_and_no_foreign_socket(value):
 
 
 def image(tag, *layers):
-    """An image of our own making, with one layer for each dictionary of path -> bytes (None:
-    deleted).
-    """
+    """An image with one layer for each dictionary of path -> bytes (None: deleted)."""
     api = first_daemon().api()
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:

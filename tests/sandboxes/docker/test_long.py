@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("docker")]
 
 @contextmanager
 def private_daemon(folder, *options):
-    """A daemon of our own that may be killed; yields its URL and a function that starts it (again)."""
+    """A daemon of our own to kill; yields its URL and a function that starts it (again)."""
     url = f"unix://{folder}/docker.sock"
     # In a network namespace of its own: a daemon without a bridge removes docker0, which is the
     # real daemon's.

@@ -1,6 +1,4 @@
-"""Docker: a container belongs to a process; nothing outlives its host, and what was left is
-removed.
-"""
+"""Docker: a container belongs to a process, and is removed after its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The proxy and the network of a sandbox: what they may, when they go, and that nothing of them is
-left behind.
-"""
+"""The proxy and the network of a sandbox: their rights, their end, and what is left behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A sandbox's memory is bounded in total where a control group may be made, and none is left
-behind.
-"""
+"""Memory is bounded in total where a control group may be made, and no group is left behind."""
 
 from __future__ import annotations
 
@@ -55,8 +53,9 @@ def inside(body, limits=LIMITS):
 
 
 def groups(home):
-    """Our groups that are there; one that was still busy when its sandbox ended is removed with the
-    next.
+    """Our groups that are there now.
+
+    One that was still busy when its sandbox ended is removed with the next.
     """
     return set(home.path.glob(f"agentrl-{os.getpid()}-*"))
 
@@ -145,26 +144,26 @@ def test_what_a_killed_host_left_is_swept(home):
 
 
 def test_a_group_that_cannot_be_filled_or_made_is_told(home, monkeypatch):
-    group = cgroup.Group(home, 1 << 30)
+    group = cgroup.MemoryGroup(home, 1 << 30)
     with pytest.raises(SandboxLost, match="cannot move a sandbox"):
         group.add(2**22 + 1)
     asyncio.run(group.remove())
     asyncio.run(group.remove())
     with process("sleep", "1000") as busy:
         monkeypatch.setattr(cgroup, "_REMOVE_S", 0.05)
-        group = cgroup.Group(home, 1 << 30)
+        group = cgroup.MemoryGroup(home, 1 << 30)
         group.add(busy.pid)
         asyncio.run(group.remove())
         assert group._path.exists()
 
     def is_gone():
-        cgroup.Group(home, 1 << 30).abandon()  # what had to be left is tried again
+        cgroup.MemoryGroup(home, 1 << 30).abandon()  # what had to be left is tried again
         return not group._path.exists()
 
     wait_for(is_gone)
     nowhere = cgroup.Home(Path("/proc"), ("a", "b"), "c", swap_apart=False)
     with pytest.raises(OSError):
-        cgroup.Group(nowhere, 1 << 30)
+        cgroup.MemoryGroup(nowhere, 1 << 30)
 
 
 ONE = (

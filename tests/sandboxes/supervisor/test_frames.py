@@ -7,6 +7,7 @@ import socket
 import struct
 
 import pytest
+from fake_sandboxes import FakePeer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from agentrl.sandboxes.supervisor.frames import (
     HEADER,
     MAX_FIELDS,
     MAX_FRAME,
-    Decoder,
+    FrameDecoder,
     FrameError,
     encode,
 )
@@ -38,7 +39,7 @@ def drain(decoder):
 @given(FRAMES, st.integers(1, 50))
 def test_any_cut_of_the_stream_gives_the_same_frames(frames, chunk):
     stream = b"".join(encode(*frame) for frame in frames)
-    decoder, seen = Decoder(), []
+    decoder, seen = FrameDecoder(), []
     for at in range(0, len(stream), chunk):
         decoder.feed(stream[at : at + chunk])
         seen += drain(decoder)
@@ -49,14 +50,14 @@ def test_any_cut_of_the_stream_gives_the_same_frames(frames, chunk):
 @given(st.integers(0, 2**32 - 1), FIELDS, st.data())
 def test_a_truncated_frame_is_no_frame(request_id, fields, data):
     whole = encode(request_id, fields)
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(whole[: data.draw(st.integers(0, len(whole) - 1))])
     assert decoder.next() is None
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_or_is_a_frame(garbage):
-    decoder = Decoder(max_frame=100)
+    decoder = FrameDecoder(max_frame=100)
     decoder.feed(garbage)
     try:
         frames = drain(decoder)
@@ -75,7 +76,7 @@ def test_sizes_that_do_not_add_up_are_refused(fields, data):
         )
     )
     struct.pack_into("<I", payload, at, value)
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(HEADER.pack(len(payload), 7) + payload)
     # A smaller count can make a frame of other fields only if its sizes happen to add up; never a
     # longer one.
@@ -88,7 +89,7 @@ def test_sizes_that_do_not_add_up_are_refused(fields, data):
 
 @pytest.mark.parametrize("size", [0, 3, MAX_FRAME + 1, 2**32 - 1])
 def test_an_impossible_length_is_refused_at_once(size):
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(HEADER.pack(size, 1))
     with pytest.raises(FrameError, match="announces"):
         decoder.next()
@@ -120,31 +121,6 @@ def test_clipping_a_flood_stays_small():
     assert clipped.dropped == 200 * 65536 - 1000
 
 
-class Fake:
-    """A peer whose other end the test holds."""
-
-    def __init__(self):
-        self.sock, self.other = socket.socketpair()
-        self.sock.setblocking(False)
-        self.hung_up = 0
-
-    def words(self):
-        return "last words"
-
-    async def cause(self):
-        return ""
-
-    def unwrap(self, data):
-        return data
-
-    def hang_up(self):
-        self.hung_up += 1
-        self.sock.close()
-
-    async def gone(self):
-        self.other.close()
-
-
 ANSWERS = {
     "garbage": b"\xff" * 64,
     "an oversized frame": HEADER.pack(MAX_FRAME + 1, 1),
@@ -161,7 +137,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_is_no_answer_ends_the_sandbox(name):
     async def main():
-        peer = Fake()
+        peer = FakePeer()
         wire = Wire(peer)
         if data := ANSWERS[name]:
             peer.other.send(data)
@@ -183,7 +159,7 @@ def test_whatever_is_no_answer_ends_the_sandbox(name):
 
 def test_an_end_is_told_alike_whether_a_write_or_a_read_meets_it():
     async def main():
-        peer = Fake()
+        peer = FakePeer()
         wire = Wire(peer)
         peer.other.close()
         with pytest.raises(SandboxLost, match="the supervisor ended"):
@@ -194,7 +170,7 @@ def test_an_end_is_told_alike_whether_a_write_or_a_read_meets_it():
 
 def test_no_answer_in_time_ends_the_sandbox():
     async def main():
-        peer = Fake()
+        peer = FakePeer()
         wire = Wire(peer)
         calls = [asyncio.ensure_future(wire.call([b"exec"], 0.05)) for _ in range(2)]
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -216,7 +192,7 @@ def test_no_answer_in_time_ends_the_sandbox():
 )
 def test_a_malformed_exec_answer_is_no_result(answer):
     async def main():
-        peer = Fake()
+        peer = FakePeer()
         sandbox = SupervisedSandbox(peer, SandboxLimits(output_bytes=1000))
         peer.other.send(encode(1, answer))
         with pytest.raises(SandboxLost, match="protocol"):
@@ -230,7 +206,7 @@ def test_a_malformed_exec_answer_is_no_result(answer):
 def test_get_takes_only_what_was_asked_for():
     async def main():
         for index, size in ((b"1", 1), (b"-1", 1), (b"0", 2000)):
-            peer = Fake()
+            peer = FakePeer()
             sandbox = SupervisedSandbox(peer, SandboxLimits(file_bytes=1000))
             peer.other.send(encode(1, [b"ok", index, b"x" * size]))
             with pytest.raises(SandboxLost, match="malformed answer to get"):
@@ -242,7 +218,7 @@ def test_get_takes_only_what_was_asked_for():
 
 def test_a_supervisor_that_cannot_protect_itself_is_refused():
     async def main():
-        peer = Fake()
+        peer = FakePeer()
         peer.other.send(encode(1, [b"ok", b"2", b"0", b"1", b"0", b"0"]))
         place = Place(
             area="/x", private=True, demands=frozenset({"traceless", "adopts", "limited"})
@@ -255,7 +231,7 @@ def test_a_supervisor_that_cannot_protect_itself_is_refused():
 
 def test_a_sandbox_stays_on_its_loop():
     async def make():
-        return Wire(Fake())
+        return Wire(FakePeer())
 
     wire = asyncio.run(make())
 

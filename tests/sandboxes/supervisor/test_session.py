@@ -1,6 +1,4 @@
-"""Shells that stay: with a plain sh too, with commands of any size, and only until their episode is
-over.
-"""
+"""Shells that stay: with a plain sh, with long commands, and only until their episode ends."""
 
 from __future__ import annotations
 

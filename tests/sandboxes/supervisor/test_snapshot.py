@@ -12,6 +12,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 
 import pytest
+from fake_sandboxes import FakePeer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -258,8 +259,6 @@ def test_a_full_disk_and_a_large_snapshot_are_values(bubblewrap, monkeypatch):
 
 
 def test_a_supervisor_that_lies_about_its_tree_is_lost():
-    from test_sandboxes_frames import Fake
-
     from agentrl.sandboxes.supervised import SupervisedSandbox
     from agentrl.sandboxes.supervisor.frames import encode
 
@@ -276,7 +275,7 @@ def test_a_supervisor_that_lies_about_its_tree_is_lost():
     ]
 
     async def main(answer):
-        peer = Fake()
+        peer = FakePeer()
         box = SupervisedSandbox(peer, SandboxLimits())
         peer.other.send(encode(1, [b"ok", *answer]))
         with pytest.raises(SandboxLost, match="protocol"):
