@@ -145,13 +145,15 @@ def _layer(model: Any, config: Any, low: bool) -> int:
     stream = 8 * len(norms - small) + size * ((5 if low else 2) + 2 * experts)
     heads = 2 * size + ((6 if low else 8) if small else 0)
     attention = heads * (queries + keys) + 4 * config.num_attention_heads
-    return stream * width + attention + 4 * size * inner
+    total: int = stream * width + attention + 4 * size * inner
+    return total
 
 
 def _copies(model: Any, low: bool) -> int:
     """Bytes of the matrices that autocast copies to bfloat16."""
     matrices = (weight for weight in model.parameters() if weight.dim() == 2)
-    return 2 * sum(w.numel() for w in matrices if low and w.dtype == torch.float32)
+    copied: int = 2 * sum(w.numel() for w in matrices if low and w.dtype == torch.float32)
+    return copied
 
 
 def _update(model: Any, config: Any, compute: Compute, work: Work) -> dict[str, int]:
