@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from agentrl.verifiers.code.runner.minitest import Watch
 
-_ROOT = "/hidden"
+_ROOT = "/usr"
+"""A folder that is there and that the candidate cannot write to; nothing in it is read."""
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no")
-_OPTIONS += ("--noconftest", "-c", os.devnull, "--rootdir", _ROOT, "-p", "no:doctest")
+_OPTIONS += ("--noconftest", "--tb=no", "-c", os.devnull, "--rootdir", _ROOT, "-p", "no:doctest")
 
 
 class _Hidden:
