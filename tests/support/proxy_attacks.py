@@ -178,20 +178,17 @@ ATTACKS = {
     "an empty list for everything": "def __getattr__(name):\n    return lambda *a, **k: []\n",
     "overloads every operator": _liar(""),
     "keeps what it is compared with": _liar(
-        "    seen = []\n"
-        "    def __eq__(s, o):\n        Liar.seen.append(o)\n        return True\n"
+        "    seen = []\n    def __eq__(s, o):\n        Liar.seen.append(o)\n        return True\n"
     ),
-    "says that its class is the expected one": _liar(
-        "    __class__ = property(lambda s: int)\n"
-    ),
+    "says that its class is the expected one": _liar("    __class__ = property(lambda s: int)\n"),
     "a number that is equal to everything": _liar("").replace("class Liar:", "class Liar(int):"),
     "a text that starts with everything": _liar(
         "    startswith = endswith = lambda s, *o: True\n"
     ).replace("class Liar:", "class Liar(str):"),
     "a list with a length of its own": _liar("").replace("class Liar:", "class Liar(list):"),
-    "one object for everything": _liar("").replace("return Liar()", "return ONE").replace(
-        _STUB, "\n\nONE = Liar()" + _STUB
-    ),
+    "one object for everything": _liar("")
+    .replace("return Liar()", "return ONE")
+    .replace(_STUB, "\n\nONE = Liar()" + _STUB),
     "pickles itself as the answer": _liar(
         "    def __reduce_ex__(s, v):\n        return eval, ('6',)\n"
         "    def __copy__(s):\n        return s\n    __deepcopy__ = lambda s, m: s\n"
@@ -246,7 +243,9 @@ ATTACKS = {
     + _NAMES,
     "answers from a thread after its answer": _stub(
         "threading.Thread(target=late).start()\n    return 0",
-        "import threading, time\n" + _WIRE.format(body="pass") + "def late():\n    for n in range(9):\n"
+        "import threading, time\n"
+        + _WIRE.format(body="pass")
+        + "def late():\n    for n in range(9):\n"
         "        time.sleep(0.001)\n        try:\n"
         "            os.write(4, answer('value', b'i' + struct.pack('<I', 1) + bytes([6])))\n"
         "        except OSError:\n            return\n",

@@ -2,8 +2,8 @@
 
 Who sees all that may stand somewhere must not see which of it is true. So what is shown for a
 value is a block that each of its members would have given: whole numbers in a row that begins
-anywhere, letters of one part of the alphabet, the three of True, False and None. The true one is
-as often the lowest as the middle, and it is shown once, like all others.
+anywhere, letters of one part of the alphabet. The true one is as often the lowest as the middle,
+and it is shown once, like all others. None and empty collections have no such block.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _constants(node: ast.AST, rng: random.Random) -> list[Any] | None:
         return None
     value = ast.literal_eval(node)  # type: ignore[arg-type]
     if value is None or isinstance(value, bool):
-        return _round_from(value, [True, False, None])
+        return [None, True, False] if value is None else [value, not value]
     if isinstance(value, int):
         first = value - rng.randrange(MOST_OPTIONS)
         return _round_from(value, list(range(first, first + MOST_OPTIONS)))

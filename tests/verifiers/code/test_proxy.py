@@ -15,9 +15,7 @@ from agentrl.verifiers.base import Submission
 from agentrl.verifiers.code.hidden_tests import hidden_tests
 
 
-def scores(
-    task: Task, *codes: str, backend: str = "process", call_s: float = 20.0
-) -> list[Score]:
+def scores(task: Task, *codes: str, backend: str = "process", call_s: float = 20.0) -> list[Score]:
     """The verdicts on some files named solution.py, one after the other."""
 
     async def run() -> list[Score]:

@@ -128,6 +128,9 @@ class Handle(_Shared, metaclass=ProxyType, made=True):
         known = self._agentrl_hash
         return object.__hash__(self) if known is None else int(known)
 
+    def __eq__(self, other: object) -> Any:
+        return peer().same(self, other)
+
     def __repr__(self) -> str:
         return str(peer().operate(self, "__repr__", ()))
 

@@ -86,6 +86,10 @@ class Peer:
     def allow(self, kind: str, name: str, handle: Any, args: tuple[Any, ...]) -> None:
         """Called before an attribute or an operator of a handle is used."""
 
+    def same(self, target: Any, other: Any) -> Any:
+        """Whether two objects are one, where their class does not say when they are equal."""
+        return NotImplemented
+
     def unserved(self, why: str) -> None:
         """Called where something is asked for that no handle can do."""
 

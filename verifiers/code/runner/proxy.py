@@ -114,6 +114,12 @@ class Judge(Peer):
         elif f"use:{site}:{kind}:{name}" not in self.uses and _family(name) not in self.widened:
             raise self.spoil(f"the reference needs no {name} here")
 
+    def same(self, target: Any, other: Any) -> Any:
+        """As ever; but the candidate says which of its objects are one."""
+        if type(type(other)) is handles.ProxyType and not self.is_reading:
+            self.note(f"decided:{self.test}")
+        return NotImplemented
+
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call; arguments that the reference changes on this line are changed here too."""
         given = (*args, *kwargs.values())
