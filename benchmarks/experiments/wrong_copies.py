@@ -85,7 +85,7 @@ def offline(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def _copies(task: Task) -> list[tuple[list[Any], int]]:
-    """Of each test the spots' values in every copy, the true copy first, and the count of values."""
+    """All copies of each test, the true one first, and how many values a spot has."""
     text = task.hidden["tests"]["test_x.py"]
     found = mutants(text, task.fingerprint())
     made = []
@@ -99,7 +99,7 @@ def _copies(task: Task) -> list[tuple[list[Any], int]]:
 
 
 def _shown(copies: tuple[list[Any], int]) -> tuple[Rows, int]:
-    """The leaves that differ between the copies of a test, read as values where they are some."""
+    """The leaves that differ between the copies of a test, as values where they are some."""
     tests, values = copies
     leaves = [
         [_value(leaf) for leaf in ast.walk(test) if not list(ast.iter_child_nodes(leaf))]

@@ -18,7 +18,8 @@ __all__ = ["CATALOGUE", "Attack", "Payload", "Target", "attacks_for", "target_of
 
 CATALOGUE = tuple(
     sorted(
-        (*RUNNER, *READING, *VERDICT, *BEHAVIOUR, *CONTROLS), key=lambda attack: (attack.number, attack.name)
+        (*RUNNER, *READING, *VERDICT, *BEHAVIOUR, *CONTROLS),
+        key=lambda attack: (attack.number, attack.name),
     )
 )
 """All attacks, those that cannot be run (`reason`) included, by number."""

@@ -42,7 +42,8 @@ _COPY_MODULE = (
     _FIND
     + """\
 for place, text in _texts({roots}):
-    if re.search(r"^def $name\\(", text, re.M) and os.path.abspath(place) != os.path.abspath("$path"):
+    is_own = os.path.abspath(place) == os.path.abspath("$path")
+    if re.search(r"^def $name\\(", text, re.M) and not is_own:
         with open("$path", "w") as file:
             file.write(text)
         break
@@ -77,7 +78,8 @@ def _steal(args):
             if key in frame.f_locals:
                 return frame.f_locals[key]
         for step in dis.get_instructions(frame.f_code):
-            if step.offset > frame.f_lasti and step.opname == "LOAD_CONST" and step.argval is not None:
+            is_constant = step.opname == "LOAD_CONST" and step.argval is not None
+            if step.offset > frame.f_lasti and is_constant:
                 return step.argval
         frame = frame.f_back
 

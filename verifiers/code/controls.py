@@ -35,8 +35,15 @@ SURE, MOST_COPIES, MOST_GROUPS = 4096, 13, 5
 class Seen(Protocol):
     """What a judge saw of the reference."""
 
-    outcomes: str
-    notes: tuple[str, ...]
+    @property
+    def outcomes(self) -> str:
+        """One letter a test, as in `Evidence.outcomes`."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the tests asked of the reference."""
+        ...
 
 
 Judge = Callable[[Tests], Awaitable[Seen]]
@@ -218,7 +225,7 @@ async def _with_copies(
         values, _ = layout(len(open_ids), spots)
         drawn_spots.append(drawn(spots, values, rng))
     wrong = await _wrong_spots(judged, plain, drawn_spots)
-    rows = []
+    rows: list[tuple[tuple[Test, str], ...]] = []
     for index, test_id in enumerate(hidden.ids):
         if test_id not in open_ids:
             rows.append(((plain[index], "p"),))
@@ -233,6 +240,12 @@ async def _with_copies(
         values, groups = layout(len(open_ids), wrong[index])
         rows.append(tuple(rows_of(plain[index], wrong[index], values, groups, rng)))
     copies = replace(bare, rows=tuple(rows))
+    await _check_apart(task, hidden, copies, judge)
+    return Plan(hidden, copies, why)
+
+
+async def _check_apart(task: Task, hidden: Tests, copies: Copies, judge: Judge) -> None:
+    """Raise TaskError unless the reference is told right from wrong in one mixed grading."""
     for files, wanted in copies.rounds(random.Random(task.fingerprint())):
         outcomes = (await judge(replace(hidden, tests=files))).outcomes
         for test_id, seen, want in zip(hidden.ids, outcomes, wanted, strict=True):
@@ -241,7 +254,6 @@ async def _with_copies(
                     f"task {task.id!r}: field hidden.tests: the outcome of {test_id} depends on"
                     " whether other tests pass; let each test set up and clean up for itself"
                 )
-    return Plan(hidden, copies, why)
 
 
 async def _wrong_spots(

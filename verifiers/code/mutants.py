@@ -304,7 +304,7 @@ def _in_call(node: ast.Call, rng: random.Random) -> list[_Edit] | None:
         if name == "assertTrue" and _compares(node.args[0]):
             return list(_in_condition(node.args[0], rng))
         return [(node.func, [node.func, ast.Attribute(node.func.value, _TURNED[name], ast.Load())])]
-    both = [(side, options(side, rng)) for side in node.args[1::-1]]
+    both: list[_Edit] = [(side, options(side, rng)) for side in node.args[1::-1]]
     return [edit for edit in both if len(edit[1]) > 1][:1]
 
 

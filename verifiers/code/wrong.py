@@ -37,7 +37,13 @@ _HOLDING = {"Counter", "OrderedDict", "deque", "set", "frozenset", "tuple", "lis
 _MADE_OF = _COUNTED | _HOLDING | {"bytearray", "complex", "Path"}
 _FILLED = {"list": "[0]", "tuple": "(0,)", "set": "{0}", "frozenset": "frozenset({0})"}
 _FILLED |= {"dict": "{'a': 0}"}
-_ERRORS = ("ValueError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError")
+_ERRORS: tuple[str, ...] = (
+    "ValueError",
+    "TypeError",
+    "KeyError",
+    "IndexError",
+    "ZeroDivisionError",
+)
 _ERRORS += ("AttributeError", "RuntimeError")
 _UNUSUAL = ("BufferError", "EOFError", "ReferenceError", "StopAsyncIteration")
 """For errors that the solution defines: they may well be heirs of the usual ones."""
@@ -87,14 +93,19 @@ def options(node: ast.AST, rng: random.Random) -> list[ast.expr]:
         return _inside(node, "operand", rng)
     if isinstance(node, ast.BinOp):
         return _inside(node, "right", rng) if options(node.left, random.Random(0)) else []
+    if isinstance(node, ast.keyword):
+        return _inside(node, "value", rng)
+    return _made(node, rng)
+
+
+def _made(node: ast.AST, rng: random.Random) -> list[ast.expr]:
+    """Options of what is made by a call, or is a member of a class."""
     if isinstance(node, ast.Call) and not is_loose(node):
         name = called_name(node)
         if name in _MADE_OF:
             return _inside(node, "args", rng, 1) if node.args else _emptied(node, name)
         if name[:1].isupper():
             return _inside(node, "args", rng) or _inside(node, "keywords", rng)
-    if isinstance(node, ast.keyword):
-        return _inside(node, "value", rng)
     if isinstance(node, ast.Attribute) and node.attr in getattr(node, "members", ()):
         members = _round_from(node.attr, getattr(node, "members", []))
         return [_with(node, "attr", member) for member in members]
@@ -125,7 +136,7 @@ def _constants(node: ast.AST, rng: random.Random) -> list[Any] | None:
     """The block of a value; None if what is written is no single value."""
     if not isinstance(node, ast.Constant | ast.UnaryOp) or not is_literal(node):
         return None
-    value = ast.literal_eval(node)  # type: ignore[arg-type]
+    value = ast.literal_eval(node)
     if value is None or isinstance(value, bool):
         return [None, True, False] if value is None else [value, not value]
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Types of the standard library that travel by value, rebuilt on the other side from plain parts."""
+"""Types of the standard library that travel by value, as plain parts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def build(name: str, *parts: Any) -> Any:
         return (_BUILD.get(name) or _named(*name.split(".")))(*parts)
     except CodecError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  any failure to build is one of the bytes
         raise CodecError(f"malformed {name}: {type(error).__name__}") from None
 
 

@@ -7,7 +7,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_BINARY: tuple[str, ...] = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+)
 _BINARY += ("lshift", "rshift", "divmod")
 ARITHMETIC = frozenset(f"__{way}{name}__" for name in _BINARY for way in ("", "r", "i")) | {
     "__neg__",
@@ -54,16 +66,22 @@ def _hidden(name: str) -> bool:
 class ProxyType(type):
     """The type of stand-ins for classes: to call one makes an object in the other process."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], space: dict[str, Any], made: bool = False):  # type: ignore[no-untyped-def]
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], space: dict[str, Any], made: bool = False
+    ) -> ProxyType:
+        """Only this module makes one: a test cannot derive a class from the candidate's."""
         if not made:
             peer().unserved("a test derives a class from one of the candidate's")
             raise TypeError("classes of another process cannot be derived from")
         return super().__new__(mcs, name, bases, space)
 
-    def __init__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any], **more: bool):
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], space: dict[str, Any], made: bool = False
+    ) -> None:
         super().__init__(name, bases, space)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an object in the other process."""
         return peer().call(cls, args, kwargs)
 
     def __getattr__(cls, name: str) -> Any:
@@ -141,7 +159,7 @@ class Handle(_Shared, metaclass=ProxyType, made=True):
         return str(peer().operate(self, "__format__", (form,)))
 
     @property
-    def __dict__(self) -> Any:
+    def __dict__(self) -> Any:  # type: ignore[override]
         return peer().get(self, "__dict__")
 
 
@@ -171,8 +189,8 @@ def _iterate(self: Any) -> Any:
 
 
 def _wait(self: Any) -> Any:
+    yield from ()
     return peer().request("await", self)
-    yield
 
 
 def make_class(description: tuple[Any, ...], number: int) -> Any:
@@ -194,8 +212,9 @@ def make_class(description: tuple[Any, ...], number: int) -> Any:
     if "__await__" in space:
         space["__await__"] = _wait
     space["__hash__"] = None if "unhashable" in offered else Handle.__hash__
-    if space["_agentrl_base"] is not None:
-        space["__class__"] = property(lambda self, real=space["_agentrl_base"]: real)
+    real = space["_agentrl_base"]
+    if real is not None:
+        space["__class__"] = property(lambda self: real)
     errors = [kind for kind in bases if isinstance(kind, type) and issubclass(kind, BaseException)]
     if errors:
         return _make_error(name, bases, space)

@@ -243,7 +243,7 @@ class Peer:
         if id(error) in self.errors:
             return Ref("b", self.errors[id(error)][1])
         if issubclass(kind, ErrorHandle):
-            return Ref("b", error._agentrl_object)
+            return Ref("b", getattr(error, "_agentrl_object", -1))
         args, text = tuple(error.args), ""
         try:
             self.packed(args, is_sent=False)
@@ -263,7 +263,7 @@ class Peer:
         self.fresh.append(number)
         return Ref("t", number, self._description(kind))
 
-    def _description(self, kind: type) -> tuple[Any, ...]:
+    def _description(self, kind: Any) -> tuple[Any, ...]:
         bases = [
             base
             for base in kind.__bases__
@@ -304,7 +304,7 @@ class Peer:
             return self._resolved(*parts)
         except CodecError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  any failure to build is one of the bytes
             raise CodecError(f"malformed reference: {type(error).__name__}") from None
 
     def _resolved(self, tag: str, *parts: Any) -> Any:
@@ -324,7 +324,8 @@ class Peer:
         if tag != "o" or type(number) is not int or type(kind) is not ProxyType:
             raise CodecError("malformed reference")
         if number not in self.theirs:
-            made = self.theirs[number] = object.__new__(kind)
+            plain: Any = object
+            made = self.theirs[number] = plain.__new__(kind)
             object.__setattr__(made, "_agentrl_object", number)
             object.__setattr__(made, "_agentrl_hash", hash_ if type(hash_) is int else None)
         return self.theirs[number]
@@ -339,6 +340,7 @@ class Peer:
             return self.theirs[number]
         if not (isinstance(kind, type) and issubclass(kind, Exception)) or type(args) is not tuple:
             return None
+        error: Any
         try:
             error = kind.__new__(kind, *args)
         except TypeError:
@@ -381,7 +383,7 @@ def _differs(kind: type, base: type, name: str) -> bool:
     return getattr(kind, name, None) is not getattr(base, name, None)
 
 
-def _hash(value: Any, kind: type) -> int | None:
+def _hash(value: Any, kind: Any) -> int | None:
     if kind.__hash__ is None or kind.__hash__ is object.__hash__:
         return None
     try:

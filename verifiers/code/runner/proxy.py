@@ -15,6 +15,7 @@ from agentrl.verifiers.code.runner import carry, handles
 from agentrl.verifiers.code.runner.candidate import Candidate, Gone
 from agentrl.verifiers.code.runner.codec import CodecError, encode
 from agentrl.verifiers.code.runner.handles import ARITHMETIC, COMPARISONS, FREE
+from agentrl.verifiers.code.runner.minitest import Watch
 from agentrl.verifiers.code.runner.peer import NAMED, OTHER_ERRORS, Peer
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ _NO_ATTRIBUTES = {
 _SHOWN = {"__name__", "__qualname__", "__doc__"}
 
 
-class Judge(Peer):
+class Judge(Peer, Watch):
     """The tests' end of the wire.
 
     Args:
@@ -265,9 +266,10 @@ class Module(type(sys)):  # type: ignore[misc]
         handles.peer().delete(self._loaded(), name)
 
     def _loaded(self) -> Any:
-        if "_agentrl_loaded" not in vars(self):
-            vars(self)["_agentrl_loaded"] = handles.peer().request("import", self.__name__)
-        return vars(self)["_agentrl_loaded"]
+        known = self.__dict__
+        if "_agentrl_loaded" not in known:
+            known["_agentrl_loaded"] = handles.peer().request("import", self.__name__)
+        return known["_agentrl_loaded"]
 
     def _names(self) -> list[str]:
         judge, loaded = handles.peer(), self._loaded()
@@ -288,7 +290,7 @@ def install_modules(names: list[str]) -> None:
             continue
         for end in range(1, len(parts) + 1):
             module = Module(".".join(parts[:end]))
-            vars(module)["__path__"] = []
+            module.__dict__["__path__"] = []
             sys.modules.setdefault(module.__name__, module)
 
 

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 _ROOT = "/usr"
 """A folder that is there and that the candidate cannot write to; nothing in it is read."""
-_OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=no")
+_OPTIONS: tuple[str, ...] = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:faulthandler",
+    "--capture=no",
+)
 _OPTIONS += ("--noconftest", "--tb=no", "-c", os.devnull, "--rootdir", _ROOT, "-p", "no:doctest")
 
 
@@ -102,7 +109,7 @@ def run(files: dict[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
     os.environ.setdefault("PATH", os.defpath)
     import pytest
 
-    sys.meta_path.insert(0, _Hidden(files))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Hidden(files))
     plugin, sys.dont_write_bytecode = _Plugin(files, watch), True
     pytest.main([*_OPTIONS], plugins=[plugin])
     for name in plugin.called | plugin.failed:

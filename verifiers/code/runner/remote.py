@@ -53,17 +53,21 @@ class Remote(Peer):
     def __init__(self, receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
         super().__init__()
         self._receive = receive
-        self.write = send  # type: ignore[method-assign]
+        self._send = send
         self._unread = b""
         self._asked = 0
         self._lock = _thread.RLock()
         self._printed = _Printed()
         self._loop: Any = None
 
+    def write(self, data: bytes) -> None:
+        """Write a message whole."""
+        self._send(data)
+
     def serve(self) -> None:
         """Answer questions for as long as the judge has any."""
         handles.install(self)
-        sys.stdout = self._printed  # type: ignore[assignment]
+        sys.stdout = self._printed
         while True:
             self._answer(self._read())
 
