@@ -226,7 +226,7 @@ def test_no_hidden_value_is_in_what_a_run_leaves(bubblewrap, tmp_path):
     for episode in read_episodes(tmp_path / "episodes.jsonl").values():
         assert re.fullmatch(r"0 of \d hidden tests passed.*", episode.score.why)
         assert (
-            episode.score.parts.keys() <= {"passed", "guess"}
+            episode.score.parts.keys() <= {"passed", "isolated"}
             and episode.score.parts["passed"] == 0.0
         )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,5 +1,4 @@
-"""The catalogue of known exploits as data: each is aimed at a task by what the task shows, and must
-earn nothing.
+"""The catalogue of known exploits as data: each is aimed at a task, and must earn nothing.
 
 An attack is files and, for some, a script that the agent runs in its sandbox. It needs no knowledge
 of the verifier; some are aimed at the runner of this library, whose source everybody can read.
@@ -10,6 +9,7 @@ from __future__ import annotations
 from agentrl.types import Task, TaskView
 from agentrl.verifiers.attacks.base import Attack, Payload, Target, target_of
 from agentrl.verifiers.attacks.behaviour import BEHAVIOUR
+from agentrl.verifiers.attacks.controls import CONTROLS
 from agentrl.verifiers.attacks.reading import READING
 from agentrl.verifiers.attacks.runner import RUNNER
 from agentrl.verifiers.attacks.verdict import VERDICT
@@ -18,7 +18,8 @@ __all__ = ["CATALOGUE", "Attack", "Payload", "Target", "attacks_for", "target_of
 
 CATALOGUE = tuple(
     sorted(
-        (*RUNNER, *READING, *VERDICT, *BEHAVIOUR), key=lambda attack: (attack.number, attack.name)
+        (*RUNNER, *READING, *VERDICT, *BEHAVIOUR, *CONTROLS),
+        key=lambda attack: (attack.number, attack.name),
     )
 )
 """All attacks, those that cannot be run (`reason`) included, by number."""

@@ -1,4 +1,4 @@
-"""What an attack is, and how it is aimed at a task: by nothing but what the task shows to an agent."""
+"""What an attack is, and how it is aimed at a task: by what the task shows to an agent alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Attack:
     """One way to a reward without the work.
 
     Attributes:
-        number: in the catalogue, 1 to 50.
+        number: in the catalogue, from 1.
         mechanism: one sentence.
         source: where it was seen or published.
         files: templates by path; `$path`, `$name`, `$tests`, `$stem` and `$examples` are filled in.
@@ -130,9 +130,7 @@ def target_of(task: TaskView) -> Target:
 
 
 def _examples(text: str) -> Iterator[tuple[str, str, str]]:
-    """Function, arguments and result of the equations `f(...) == value` of a text, as they are
-    written.
-    """
+    """Function, arguments and result of the equations `f(...) == value` of a text, as written."""
     for line in re.findall(r"assert\s+(\w+\(.*?\)\s*==\s*[^`\n]+)", text):
         try:
             node = ast.parse(line.strip(), mode="eval").body

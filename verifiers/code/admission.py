@@ -210,7 +210,7 @@ def _stub(task: Task) -> dict[str, str]:
 
 
 def _emptied(text: str) -> str:
-    """Python text with the body of every function left out; nothing, for a text that is not Python."""
+    """Python text with the body of every function left out; nothing where it is not Python."""
     try:
         module = parse_python(text)
     except ValueError:

@@ -17,8 +17,11 @@ _KEYS = {
     "cases": {"entry_point", "cases", "atol"},
     "generate": {"entry_point", "generate", "draws", "atol"},
     "check": {"entry_point", "check"},
-    "tests": {"tests"},
+    "tests": {"tests", "isolation", "allow"},
 }
+FAMILIES = ("comparison", "arithmetic", "membership", "items", "attributes")
+"""What `hidden.allow` may name: what a test may do with any object of the candidate."""
+
 FORMS = frozenset(_KEYS)
 """What the hidden part of a code task holds one of."""
 
@@ -38,9 +41,7 @@ REFUSED_NAMES = (
     ),
     *("tox.ini", "*.dist-info", "*.egg-info", "__pycache__", "*.pyc"),
 )
-"""What an interpreter or a test runner loads by itself; no artifact may be called so, nor lie in
-such a folder.
-"""
+"""What interpreters and test runners load by themselves: no name for an artifact or its folder."""
 
 
 def refused_name(path: str) -> str | None:
@@ -53,9 +54,7 @@ def refused_name(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call with its expected value; `want` holds AnyList where the task file has a plain JSON
-    list.
-    """
+    """One call with its expected value; a plain JSON list in it is an AnyList."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -102,9 +101,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Text that defines `check(candidate)`, which raises if the function `entry_point` of `path` is
-    wrong.
-    """
+    """Text that defines `check(candidate)`, which raises if the function `entry_point` is wrong."""
 
     path: str
     entry_point: str
@@ -118,16 +115,26 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """Test files that import the candidate; `ids` are the tests that their text defines, each
-    expected to pass.
+    """Test files that import the candidate; `ids` are the tests in them, each expected to pass.
 
     Attributes:
         by_pytest: whether they need what only pytest has: fixtures, or a conftest.py.
+        modules: what the artifacts are called when they are imported.
+        isolation: "required" where a task must not be judged without it.
+        widened: families of `FAMILIES` in which a candidate's objects may differ from the
+            reference's.
+        apart: whether they run in the judge, and not in the candidate's process.
+        uses: what the reference was asked for, by line; None to note it.
     """
 
     tests: Mapping[str, str]
     ids: tuple[str, ...]
     by_pytest: bool = False
+    modules: tuple[str, ...] = ()
+    isolation: str = ""
+    widened: frozenset[str] = frozenset()
+    apart: bool = True
+    uses: tuple[str, ...] | None = None
 
     @property
     def count(self) -> int:
@@ -174,8 +181,7 @@ def read_hidden(task: Task) -> Hidden:
 
 
 def entry_file(task: Task) -> str:
-    """The artifact that holds the entry point: `solution.py`, else the only Python file among the
-    artifacts.
+    """The artifact that holds the entry point: `solution.py`, else the only Python file.
 
     Raises:
         TaskError: neither is there.
@@ -215,8 +221,7 @@ def _parse(task: Task, field: str, text: str) -> ast.Module:
 
 
 def parse_python(text: str) -> ast.Module:
-    """Somebody else's Python text; what the compiler would warn of in it is not our user's
-    business.
+    """Somebody else's Python text, read without warnings about it.
 
     Raises:
         ValueError: it cannot be parsed.
@@ -295,9 +300,7 @@ def _read_case(task: Task, field: str, row: Json) -> Case:
 
 
 def expected(value: Json) -> Any:
-    """An expected value: like `literal`, but a plain JSON list becomes an AnyList, which takes a
-    list or a tuple.
-    """
+    """An expected value: like `literal`, but a JSON list is an AnyList, which takes a tuple too."""
     if isinstance(value, list):
         return AnyList(expected(item) for item in value)
     if isinstance(value, dict) and set(value) != {"py"}:
@@ -316,13 +319,25 @@ def _read_tests(task: Task, files: Json) -> Tests:
         raise _error(task, "hidden.tests", "defines no test; name test functions test_*")
     if len(set(ids)) != len(ids):
         raise _error(task, "hidden.tests", "defines a test twice; give each its own name")
-    return Tests(files, ids, by_pytest=any(map(_wants_pytest, parsed, parsed.values())))
+    demand = task.hidden.get("isolation", "")
+    if demand not in ("", "required"):
+        raise _error(task, "hidden.isolation", f"is {demand!r}; give 'required' or leave it out")
+    widened = task.hidden.get("allow", [])
+    if not isinstance(widened, list) or not set(map(str, widened)) <= set(FAMILIES):
+        raise _error(task, "hidden.allow", f"is {widened!r}; give a list of {list(FAMILIES)}")
+    by_pytest = any(map(_wants_pytest, parsed, parsed.values()))
+    return Tests(files, ids, by_pytest, _modules(task), demand, frozenset(map(str, widened)))
+
+
+def _modules(task: Task) -> tuple[str, ...]:
+    """Names by which the Python files among the artifacts are imported."""
+    paths = [path.removesuffix(".py") for path in task.artifacts if path.endswith(".py")]
+    names = [path.removesuffix("/__init__").replace("/", ".") for path in paths]
+    return tuple(name for name in names if all(part.isidentifier() for part in name.split(".")))
 
 
 def _wants_pytest(name: str, module: ast.Module) -> bool:
-    """Whether a file is a conftest.py, defines a fixture, or has a test with an argument that no
-    parameters give.
-    """
+    """Whether a file is a conftest.py, has a fixture, or a test with an argument not given."""
     nodes = list(ast.walk(module))
     given = {"self"}.union(*(_parameters(node) for node in nodes if isinstance(node, ast.Call)))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -348,9 +363,7 @@ def _parameters(call: ast.Call) -> set[str]:
 
 
 def test_names(module: ast.Module) -> list[str]:
-    """Functions `test_*` of a module and of its classes, in the order of the text, methods as
-    `Class::test_x`.
-    """
+    """Functions `test_*` of a module and of its classes, in order, methods as `Class::test_x`."""
     names: list[str] = []
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(

@@ -1,5 +1,4 @@
-"""Judge code by hidden tests, in a fresh grader sandbox, in a process that the candidate never
-shares.
+"""Judge code by hidden tests, in a clean grader sandbox, apart from the candidate's process.
 
 The verdict is reached on the host, from one bounded evidence message that carries a random nonce of
 this grading. Exit codes, markers in output and files are never looked at, so there is nothing of
@@ -23,18 +22,23 @@ from agentrl.errors import VerifierError
 from agentrl.sandboxes.base import Isolation
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
-from agentrl.verifiers.code.controls import Copies, Kept
+from agentrl.verifiers.code.controls import Kept, Plan
 from agentrl.verifiers.code.hidden import Cases, Check, Draws, Hidden, Tests, read_hidden
 from agentrl.verifiers.code.runner.codec import CodecError, decode, encode
 
 PYTHON = "/usr/bin/python3"
 NONCE_BYTES = 16
 GRACE_S = 10.0
+_TESTS = ("minitest", "pytest_run")
 _PARTS = {
-    "cases": ("codec", "child", "judge"),
-    "generate": ("codec", "lazy", "child", "judge"),
-    "check": ("codec", "lazy", "child", "judge"),
-    "tests": ("codec", "minitest", "pytest_run", "child", "judge"),
+    "cases": ("codec", "child", "candidate", "judge"),
+    "generate": ("codec", "lazy", "child", "candidate", "judge"),
+    "check": ("codec", "lazy", "child", "candidate", "judge"),
+    "shared": ("codec", *_TESTS, "child", "candidate", "judge"),
+    "tests": (
+        *("codec", "lazy", *_TESTS, "carry", "handles", "peer", "remote"),
+        *("child", "candidate", "proxy", "judge"),
+    ),
 }
 _FACTS = {
     "time_limit": "a time limit was met",
@@ -57,8 +61,9 @@ class Evidence:
         broken: what is wrong with the hidden material; empty if nothing is.
         calls: how often the candidate was asked.
         survived: whether processes of the candidate could not be ended.
-        guess: the chance that code which reports for its tests was right by luck; above 0 for
-            `tests` alone.
+        notes: of tests that a reference was judged by: what they asked its objects for.
+        open_to: what kept the candidate from being isolated; empty if nothing did, None for a form
+            that isolates always.
         wall_s: how long the judge ran.
     """
 
@@ -67,22 +72,19 @@ class Evidence:
     broken: str = ""
     calls: int = 0
     survived: bool = False
-    guess: float = 0.0
+    notes: tuple[str, ...] = ()
+    open_to: str | None = None
     wall_s: float = 0.0
 
 
 def met_a_limit(score: Score) -> bool:
-    """Whether a clock or the memory decided, so that the same files might be judged otherwise
-    another time.
-    """
+    """Whether a clock or the memory decided, which might go otherwise another time."""
     return any(_FACTS[fact] in score.why for fact in ("time_limit", "memory", "silenced"))
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds for one call of the candidate and for everything, and the interpreter of the grader
-    sandbox.
-    """
+    """Seconds for one call of the candidate and for everything, and the interpreter that judges."""
 
     call_s: float
     wall_s: float
@@ -135,8 +137,8 @@ def hidden_tests(
         if missing:
             return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
         if isinstance(hidden, Tests):
-            evidence = await _controlled(
-                submission, hidden, await _copies(submission, hidden, budget, kept), budget
+            evidence = await _planned(
+                submission, await _plan(submission, hidden, budget, kept), budget
             )
         elif isinstance(hidden, Cases) and fresh == "case":
             evidence = await _one_by_one(submission, hidden, budget)
@@ -147,20 +149,27 @@ def hidden_tests(
     return verify
 
 
-async def _copies(submission: Submission, hidden: Tests, budget: Budget, kept: Kept) -> Copies:
+async def _plan(submission: Submission, hidden: Tests, budget: Budget, kept: Kept) -> Plan:
     task = submission.task
     reference = replace(submission, artifacts=_reference(task))
 
-    async def judge(tests: Mapping[str, str]) -> str:
-        return (await _find_evidence(reference, replace(hidden, tests=tests), budget)).outcomes
+    async def judge(tests: Tests) -> Evidence:
+        return await _find_evidence(reference, tests, budget)
 
-    return await kept.copies(task, hidden, judge)
+    return await kept.plan(task, hidden, judge)
+
+
+async def _planned(submission: Submission, plan: Plan, budget: Budget) -> Evidence:
+    """The evidence of tests, by themselves or with the wrong copies that they need."""
+    if plan.copies is None:
+        evidence = await _find_evidence(submission, plan.tests, budget)
+    else:
+        evidence = await _controlled(submission, plan, replace(budget, isolation="fresh"))
+    return replace(evidence, open_to=plan.why)
 
 
 async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> Evidence:
-    """The evidence of cases that were judged apart, each in a sandbox that nobody had, until one
-    ends the grading.
-    """
+    """The evidence of cases that were judged one by one, each in a sandbox that nobody had."""
     outcomes, calls, left = "", 0, replace(budget, isolation="fresh")
     for case in random.Random(submission.seed).sample(hidden.cases, hidden.count):
         evidence = await _find_evidence(submission, replace(hidden, cases=(case,)), left)
@@ -178,24 +187,21 @@ async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> 
     return Evidence(outcomes, calls=calls)
 
 
-async def _controlled(
-    submission: Submission, hidden: Tests, copies: Copies, budget: Budget
-) -> Evidence:
-    """The evidence of true and of wrong copies taken together: p is a test that was right about
-    every copy.
+async def _controlled(submission: Submission, plan: Plan, budget: Budget) -> Evidence:
+    """True and wrong copies taken together: p is a test that was right about every copy.
 
     It ends where no test can count any more: a candidate that ends a process or meets a limit gets
-        nothing.
+    nothing.
     """
-    outcomes, calls, forged, left = ["p"] * len(copies.ids), 0, False, budget
-    for tests, wanted in copies.rounds(random.SystemRandom()):
-        evidence = await _find_evidence(submission, replace(hidden, tests=tests), left)
+    count, calls, forged, left = plan.tests.count, 0, False, budget
+    outcomes = ["p"] * count
+    assert plan.copies is not None
+    for tests, wanted in plan.copies.rounds(random.SystemRandom()):
+        evidence = await _find_evidence(submission, replace(plan.tests, tests=tests), left)
         calls, rest = calls + evidence.calls, left.without(evidence.wall_s)
         if evidence.fact or evidence.survived or rest is None:
             fact = evidence.fact or ("" if rest else "time_limit")
-            return replace(
-                evidence, outcomes="-" * len(copies.ids), calls=calls, fact=fact, guess=copies.guess
-            )
+            return replace(evidence, outcomes="-" * count, calls=calls, fact=fact)
         left, pairs = rest, list(zip(evidence.outcomes, wanted, strict=True))
         forged = forged or ("p", "f") in pairs
         outcomes = [
@@ -204,9 +210,7 @@ async def _controlled(
         ]
         if "p" not in outcomes:
             break
-    return Evidence(
-        "".join(outcomes), fact="control" if forged else "", calls=calls, guess=copies.guess
-    )
+    return Evidence("".join(outcomes), fact="control" if forged else "", calls=calls)
 
 
 def score(evidence: Evidence, partial: bool = False) -> Score:
@@ -224,7 +228,10 @@ def score(evidence: Evidence, partial: bool = False) -> Score:
     elif evidence.survived:
         why += ": processes of the candidate could not be ended"
     value = 1.0 if whole else share if partial and passed < count and not evidence.survived else 0.0
-    parts = {"passed": share, "guess": evidence.guess} if evidence.guess else {"passed": share}
+    parts = {"passed": share}
+    if evidence.open_to is not None:
+        parts["isolated"] = 0.0 if evidence.open_to else 1.0
+        why += f"; isolated: false, as {evidence.open_to}" if evidence.open_to else ""
     return Score(value, parts, why)
 
 
@@ -328,13 +335,15 @@ def _request(hidden: Hidden, budget: Budget, seed: int) -> dict[str, Any]:
                 "check": hidden.check,
             }
         case Tests():
-            request |= {"form": "tests", "tests": dict(hidden.tests), "ids": list(hidden.ids)}
-            request |= {"by_pytest": hidden.by_pytest}
+            request |= {"form": "tests" if hidden.apart else "shared", "ids": list(hidden.ids)}
+            request |= {"tests": dict(hidden.tests), "by_pytest": hidden.by_pytest}
+            request |= {"modules": list(hidden.modules), "widened": sorted(hidden.widened)}
+            request |= {"uses": None if hidden.uses is None else list(hidden.uses)}
     return request
 
 
 def read_evidence(message: bytes, nonce: bytes, count: int) -> Evidence | None:
-    """The evidence in a message; None unless it is exactly one well-formed message with this nonce."""
+    """The evidence in a message; None unless it is one well-formed message with this nonce."""
     if message[:NONCE_BYTES] != nonce:
         return None
     try:
@@ -342,11 +351,12 @@ def read_evidence(message: bytes, nonce: bytes, count: int) -> Evidence | None:
     except CodecError:
         return None
     shape = {"outcomes": str, "fact": str, "broken": str, "calls": int, "survived": bool}
+    shape["notes"] = list
     if type(found) is not dict or {key: type(value) for key, value in found.items()} != shape:
         return None
     if len(found["outcomes"]) != count or set(found["outcomes"]) - set("pf-"):
         return None
-    return Evidence(**found)
+    return Evidence(**found | {"notes": tuple(map(str, found["notes"]))})
 
 
 @cache
@@ -356,9 +366,7 @@ def _boot() -> str:
 
 @cache
 def _runner_packet(form: str) -> bytes:
-    """The runner as one frame: modules as source, and as code for graders with the host's Python
-    version.
-    """
+    """The runner as one frame: modules as source, and as code for the host's Python version."""
     folder = files("agentrl.verifiers.code.runner")
     package = "agentrl.verifiers.code.runner"
     texts = dict.fromkeys(("agentrl", "agentrl.verifiers", package), "")

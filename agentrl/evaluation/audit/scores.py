@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from agentrl.evaluation.audit.probes import Attack, Probe
 from agentrl.evaluation.audit.stage import (
@@ -29,10 +30,18 @@ GRADINGS = 5
 
 
 async def oracle_passes(stage: Stage) -> Finding:
-    """Every episode of the oracle reaches the threshold."""
+    """Every episode of the oracle reaches the threshold; says how many were judged in isolation."""
     episodes = await stage.oracle()
     wrong = [episode for episode in episodes if not episode.passed]
-    counts = {"episodes": len(episodes), "passed": len(episodes) - len(wrong)}
+    counts: dict[str, Any] = {"episodes": len(episodes), "passed": len(episodes) - len(wrong)}
+    told = [
+        number
+        for episode in episodes
+        for name, number in episode.score.parts.items()
+        if name.rpartition("/")[2] == "isolated"
+    ]
+    if told:
+        counts["isolated"] = round(sum(told) / len(told), 3)
     if wrong:
         return broken(wrong[0].task.id, f"the oracle gets {went_wrong(wrong[0])}", **counts)
     return holds(**counts)

@@ -1,4 +1,4 @@
-"""Admission: a task that cannot be solved, or that needs no solving, is refused with one sentence."""
+"""Admission: a task that cannot be solved, or needs no solving, is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_what_can_be_seen_without_running(fields, kind, words):
         ({"hidden": with_test("    assert f(1) == 3\n")}, "oracle", "test_x.py::test_a"),
         (
             {"hidden": with_test("    want = [f(x) for x in (1, 2)]\n    assert want == want\n")},
-            "hidden",
-            "literals",
+            "vacuous",
+            "stub",
         ),
         ({"hidden": with_test("    assert f(1) != 5\n")}, "vacuous", "stub"),
     ],

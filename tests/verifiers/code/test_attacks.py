@@ -1,6 +1,4 @@
-"""The catalogue of exploits: each fools the verifier with its hole, and earns nothing here, in
-every form.
-"""
+"""The catalogue of exploits: each fools the verifier with its hole, and earns nothing here."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ def check_scores(backend: str, form: str, names, wall_s: float = 20.0) -> None:
 
 
 def test_the_catalogue_is_whole():
-    assert {attack.number for attack in CATALOGUE} == set(range(1, 51))
+    assert {attack.number for attack in CATALOGUE} == set(range(1, 53))
     assert len({attack.name for attack in CATALOGUE}) == len(CATALOGUE)
     assert len({attack.number for attack, _ in ATTACKS.values()}) >= 42
     assert all(attack.mechanism.endswith(".") and attack.source for attack in CATALOGUE)

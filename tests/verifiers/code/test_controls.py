@@ -1,6 +1,4 @@
-"""Wrong copies of tests: each is wrong for every honest solution, looks like its original, and
-catches who forges.
-"""
+"""Wrong copies of tests: wrong for every honest solution, and not to be told from the true one."""
 
 from __future__ import annotations
 
@@ -8,6 +6,8 @@ import ast
 import asyncio
 import json
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from helpers import refused
@@ -19,10 +19,11 @@ from agentrl.types import EndReason, Task
 from agentrl.verifiers.attacks import attacks_for
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.code import hidden_tests as judging
-from agentrl.verifiers.code.controls import MOST_COPIES, SURE, Copies
+from agentrl.verifiers.code.controls import MOST_COPIES, Copies, drawn, layout, rows_of
 from agentrl.verifiers.code.hidden import read_hidden
 from agentrl.verifiers.code.hidden_tests import hidden_tests
-from agentrl.verifiers.code.mutants import MUTANTS, composed, mutants
+from agentrl.verifiers.code.mutants import changed, composed, mutants
+from agentrl.verifiers.code.wrong import options
 
 FORGERS = (
     "reports-in-advance",
@@ -34,8 +35,9 @@ FORGERS = (
 
 
 def wrong_copies(body: str, head: str = "") -> list[str]:
-    """The bodies of the wrong copies of one test."""
-    _, copies = mutants(f"{head}def test_a():\n    {body}\n", "seed")["test_a"]
+    """The bodies of copies of one test, each with another value in one place."""
+    plain, spots = mutants(f"{head}def test_a():\n    {body}\n", "seed")["test_a"]
+    copies = [changed(plain, {spot: at}) for spot in spots for at in range(1, len(spot.options))]
     return ["; ".join(map(ast.unparse, copy.body)) for copy in copies]
 
 
@@ -100,7 +102,7 @@ def test_an_equation_gets_another_value_of_its_kind(body, head):
         ("assert f(1)", "assert not f(1)"),
         ("assert not f(1)", "assert f(1)"),
         ("assert f(1) is None", "assert f(1) is not None"),
-        ("assert f(1) < 3", "assert f(1) > 3"),
+        ("assert f(1) < 3", "assert f(1) >= 3"),
         ("assert f(1) != 3", "assert f(1) == 3"),
         ("assert 'a' in f(1)", "assert 'a' not in f(1)"),
         ("self.assertTrue(f(1))", "self.assertFalse(f(1))"),
@@ -112,15 +114,15 @@ def test_what_no_object_can_fake_is_turned_round(body, wanted):
 
 
 def test_errors_and_tables():
-    raised, *_ = wrong_copies("with pytest.raises(ValueError):\n        f(1)")
-    assert "ValueError" not in raised and "Error" in raised
+    raised = wrong_copies("with pytest.raises(ValueError):\n        f(1)")
+    assert raised and all("ValueError" not in copy and "Error" in copy for copy in raised)
     raised, *_ = wrong_copies("with pytest.raises(Exception):\n        f(1)")
     assert "ConnectionError" in raised
     table = wrong_copies("for x, y in [(1, 2), (3, 4)]:\n        assert f(x) == y")
-    assert len(table) == MUTANTS and "(3, 4)" not in table[0] and "(1, 2)" in table[0]
+    assert "(3, 4)" not in table[0] and "(1, 2)" in table[0]
     text = "@pytest.mark.parametrize('x, y', [(1, 2)])\ndef test_a(x, y):\n    assert f(x) == y\n"
-    _, copies = mutants(text, "")["test_a"]
-    assert len(copies) == MUTANTS and all("'x, y'" in ast.unparse(copy) for copy in copies)
+    _, spots = mutants(text, "")["test_a"]
+    assert len(spots) == 2
     assert wrong_copies("f(1)") == []
 
 
@@ -130,58 +132,60 @@ def test_copies_depend_on_text_and_seed_alone_and_do_not_give_themselves_away():
         "# a comment\ndef test_a():\n    assert f(1) == EXPECTED  # why\n\ndef test_b():\n   "
         " assert f(2) == OTHER\n"
     )
-    assert [ast.dump(copy) for copy in mutants(text, "s")["test_a"][1]] == [
-        ast.dump(copy) for copy in mutants(text, "s")["test_a"][1]
-    ]
-    plain, copies = mutants(text, "s")["test_a"]
-    true, wrong = composed(text, {"test_a": plain}), composed(text, {"test_a": copies[0]})
-    assert "EXPECTED" not in true + wrong and "comment" not in true + wrong
-    assert "OTHER = 5" in wrong, "a helper reads it"
-    assert sum(a != b for a, b in zip(true.splitlines(), wrong.splitlines(), strict=True)) == 1
+    plain, spots = mutants(text, "s")["test_a"]
+    again, others = mutants(text, "s")["test_a"]
+    wrong = changed(plain, {spots[0]: 1})
+    assert ast.dump(wrong) == ast.dump(changed(again, {others[0]: 1}))
+    true, false = composed(text, {"test_a": plain}), composed(text, {"test_a": wrong})
+    assert "EXPECTED" not in true + false and "comment" not in true + false
+    assert "OTHER = 5" in false, "a helper reads it"
+    assert sum(a != b for a, b in zip(true.splitlines(), false.splitlines(), strict=True)) == 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 6, 40])
-def test_half_of_the_copies_are_wrong_in_an_order_that_cannot_be_foreseen(count):
-    text = "".join(
-        f"def test_{index}():\n    assert f({index}) == [{index}, 7]\n" for index in range(count)
-    )
-    found = mutants(text, "s")
-    ids = tuple(f"t.py::{name}" for name in found)
-    copies = Copies(
-        {"t.py": text},
-        ids,
-        *zip(*((plain, tuple(wrong)) for plain, wrong in found.values()), strict=True),
-    )
-    rounds = copies.rounds(random.Random(1))
-    assert 1 / copies.guess >= min(SURE, MOST_COPIES**count) * 0.999
-    for index in range(count):
-        column = [wanted[index] for _, wanted in rounds]
-        assert column.count("p") == 1 and len(column) == len(rounds) <= MOST_COPIES
-        assert len({files["t.py"] for files, _ in rounds}) == len(rounds)
-    assert {
-        tuple(wanted for _, wanted in copies.rounds(random.Random(seed))) for seed in range(20)
-    } != {tuple(wanted for _, wanted in rounds)}
+@pytest.mark.parametrize("value", ["7", "0", "-3", "2.5", "100.0", "'k'", "'python'", "b'ab'"])
+def test_the_true_value_is_neither_low_nor_middle_nor_high(value):
+    """Over many seeds it has each place in the order of what may stand there about as often."""
+    places: Counter = Counter()
+    node = ast.parse(value, mode="eval").body
+    for seed in range(600):
+        block = [ast.literal_eval(other) for other in options(node, random.Random(seed))]
+        assert len(set(block)) == len(block) >= 4
+        places[sorted(block).index(ast.literal_eval(value)) / (len(block) - 1)] += 1
+    if value[0] not in "'b":  # letters have neighbours as the alphabet has them
+        expected = 600 / len(places)
+        assert all(abs(count - expected) < 5 * expected**0.5 for count in places.values())
+
+
+@pytest.mark.parametrize("asserts", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_no_value_is_more_frequent_than_another_at_any_place(asserts, count):
+    body = "".join(f"    assert f({n}) == {10 * n}\n" for n in range(asserts))
+    plain, spots = mutants(f"def test_a():\n{body}", "s")["test_a"]
+    assert len(spots) == asserts
+    rng = random.Random(1)
+    values, groups = layout(count, spots)
+    rows = rows_of(plain, drawn(spots, values, rng), values, groups, rng)
+    assert len(rows) == values * (1 + groups) <= MOST_COPIES
+    assert [want for _, want in rows].count("p") == 1 and rows[0][1] == "p"
+    for line in range(asserts):
+        shown = Counter(ast.unparse(copy.body[line]) for copy, _ in rows)
+        assert len(shown) == values and len(set(shown.values())) == 1
 
 
 def test_what_is_shown_twice_tells_nothing():
-    """A test with few copies beside one with many: which of them is repeated has nothing to do with
-    which is true.
-    """
+    """Which copy of a test with few is repeated has nothing to do with which is true."""
     text = "def test_a():\n    assert f(1) is True\ndef test_b():\n    assert f(2) == 17\n"
-    found = mutants(text, "seed")
+    found, rng, rows = mutants(text, "seed"), random.Random(3), []
+    for plain, spots in found.values():
+        values, groups = layout(1, spots)
+        rows.append(tuple(rows_of(plain, drawn(spots, values, rng), values, groups, rng)))
     ids = tuple(f"t.py::{name}" for name in found)
-    copies = Copies(
-        {"t.py": text},
-        ids,
-        *zip(*((plain, tuple(wrong)) for plain, wrong in found.values()), strict=True),
-    )
-    few = len(copies.wrong[0]) + 1
-    assert few < 4 and copies.guess == 1 / few / min(MOST_COPIES, len(copies.wrong[1]) + 1)
+    copies = Copies({"t.py": text}, ids, tuple(p for p, _ in found.values()), tuple(rows))
+    assert (len(rows[0]), len(rows[1])) == (2, 13)
     shown = [
         sum(want[0] == "p" for _, want in copies.rounds(random.Random(seed))) for seed in range(400)
     ]
-    length = len(copies.rounds(random.Random(0)))
-    assert min(shown) >= 1 and abs(sum(shown) / 400 - length / few) < 0.5
+    assert min(shown) >= 1 and abs(sum(shown) / 400 - 13 / 2) < 0.5
 
 
 def test_other_honest_solutions_pass():
@@ -206,14 +210,23 @@ def test_other_honest_solutions_pass():
     assert bad.parts["passed"] == pytest.approx(0.8)
 
 
+def sharing(form: str = "tests") -> Task:
+    """The sample task with a test that looks into the candidate, so that all share its process."""
+    task = sample_task(form)
+    text = task.hidden["tests"]["test_hidden.py"]
+    text += "\n\ndef test_kind():\n    import inspect\n    assert inspect.isfunction(total)\n"
+    return task.model_copy(update={"hidden": {"tests": {"test_hidden.py": text}}})
+
+
 def test_the_control_is_what_catches_who_shares_the_process(bubblewrap):
     """Without wrong copies the tests themselves say that each of these attacks passes."""
-    task = sample_task("tests")
+    task = sharing()
     payloads = {attack.name: payload for attack, payload in attacks_for(task)}
 
     async def without(pool, files) -> str:
-        hidden, budget = read_hidden(task), judging.Budget(2.0, 8.0, judging.PYTHON)
+        hidden = replace(read_hidden(sample_task("tests")), apart=False, uses=())
         submission = Submission(task, (), EndReason.SUBMITTED, files, pool)
+        budget = judging.Budget(2.0, 8.0, judging.PYTHON)
         return (await judging._find_evidence(submission, hidden, budget)).outcomes
 
     async def run():
@@ -227,25 +240,8 @@ def test_the_control_is_what_catches_who_shares_the_process(bubblewrap):
     codes = [payloads[name].files["solution.py"].decode() for name in FORGERS]
     found = scores(task, *codes, HONEST, backend="bubblewrap")
     assert [score.value for score in found] == [0.0] * len(FORGERS) + [1.0]
-    assert all("what it expected was false" in score.why for score in found[:-1])
-
-
-def test_a_guess_does_not_help():
-    """It reports for the tests, each way half of the time, by the runner's own means; 20 tests
-    leave it 2^-40.
-    """
-    asserts = "".join(
-        f"def test_{n}():\n    assert total([{n}, 1]) == {n + 1}\n" for n in range(20)
-    )
-    task = task_of("from solution import total\n" + asserts, HONEST)
-    code = sample_forger().replace('"p"', 'os.urandom(1)[0] % 2 and "p" or "f"')
-    assert "urandom" in code
-    assert [score.value for score in scores(task, code, code, HONEST)] == [0.0, 0.0, 1.0]
-
-
-def sample_forger() -> str:
-    payloads = {attack.name: payload for attack, payload in attacks_for(sample_task("tests"))}
-    return payloads["reports-in-advance"].files["solution.py"].decode()
+    assert all("isolated: false" in score.why for score in found)
+    assert found[-1].parts["isolated"] == 0.0
 
 
 def test_half_honest_half_forged_is_caught():
@@ -265,18 +261,14 @@ def test_half_honest_half_forged_is_caught():
 
 def test_a_test_without_a_control_and_a_wrong_reference_are_the_tasks_fault():
     text = (
-        "from solution import total\n\ndef test_a():\n    want = total([total([1]), 2])\n    assert"
-        " want == want\n"
+        "from solution import total\nimport inspect\n\ndef test_a():\n    want = total([])\n"
+        "    inspect.getsource(total)\n    assert want == want\n"
     )
     with pytest.raises(TaskError, match=r"test_a .*literals"):
         scores(task_of(text, HONEST), HONEST)
+    wrong = "from solution import total\n\ndef test_a():\n    assert total([1]) == 5\n"
     with pytest.raises(TaskError, match="field oracle fails the hidden test"):
-        scores(
-            task_of(
-                "from solution import total\n\ndef test_a():\n    assert total([1]) == 5\n", HONEST
-            ),
-            HONEST,
-        )
+        scores(task_of(wrong, HONEST), HONEST)
 
 
 def test_tests_that_lean_on_each_other_are_the_tasks_fault():
@@ -284,8 +276,11 @@ def test_tests_that_lean_on_each_other_are_the_tasks_fault():
         "from solution import total\nSEEN = []\n\ndef test_a():\n    assert total([1]) == 1\n   "
         " SEEN.append(1)\n\ndef test_b():\n    assert total(SEEN) == 1\n"
     )
-    with pytest.raises(TaskError, match="test_b depends on whether other tests pass"):
-        scores(task_of(text.replace("= []", "= list()"), HONEST), HONEST)
+    text = text.replace("= []", "= list()")
+    assert scores(task_of(text, HONEST), HONEST)[0].value == 1.0, "the judge decides both"
+    text += "\ndef test_c():\n    import inspect\n    assert inspect.isfunction(total)\n"
+    with pytest.raises(TaskError, match=r"hidden.tests: .*test_b "):
+        scores(task_of(text, HONEST), HONEST)
 
 
 def mbpp_as_tests(row: dict, asserts: list[str]) -> Task:

@@ -71,6 +71,7 @@ def test_silence_and_forgery_are_no_evidence(output):
 def test_evidence_counts_only_whole_well_formed_and_with_its_nonce():
     nonce = b"n" * 16
     good = {"outcomes": "pp", "fact": "", "broken": "", "calls": 2, "survived": False}
+    good["notes"] = []
     assert read_evidence(nonce + encode(good), nonce, 2) == Evidence("pp", calls=2)
     bad = [
         b"m" * 16 + encode(good),

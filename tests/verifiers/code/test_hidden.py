@@ -195,7 +195,15 @@ def test_tests_form_runs_classes_parameters_and_helpers_of_pytest():
     assert run_one(task, WRONG).value == 0.0
 
 
-@pytest.mark.parametrize("body", ["pytest.skip()", "assert f(1) == 3", "import os; os._exit(0)"])
+def test_a_test_that_ends_the_judge_is_the_tasks_fault():
+    text = (
+        "from solution import f\nimport os\ndef test_a():\n    os._exit(0)\n    assert f(1) == 2\n"
+    )
+    with pytest.raises(VerifierError, match="not even about the reference"):
+        run_one(task_of({"tests": {"test_f.py": text}}), HONEST)
+
+
+@pytest.mark.parametrize("body", ["pytest.skip()", "assert f(1) == 3"])
 def test_a_test_passes_by_returning_only(body):
     text = (
         f"import pytest\nfrom solution import f\ndef test_a():\n    {body}\ndef test_b():\n   "

@@ -1,8 +1,8 @@
 """The candidate's process: it answers calls by value and holds nothing that is hidden.
 
 Whatever the candidate does to this process, all it can do to the judge is answer, and an answer is
-only a value. The one exception is a request "tests", whose tests import the candidate and so share
-its process.
+only a value. With "proxy" its objects stay here, and the judge's tests use them from afar. The one
+exception is "tests": tests that cannot run so are run here, and share the candidate's process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _BASES: tuple[Any, ...] = (dict, list, tuple, set, frozenset, int, float, comple
 
 
 def reduce(value: Any) -> Any:
-    """The declared reductions: what a candidate may return besides the carried types, and what the
-    judge sees of it.
+    """What the judge sees of a value that is not of a carried type.
 
     Subclasses of carried types (Counter, defaultdict, namedtuple, enums of ints) become the plain
     type, dict views, ranges and deques a list, bytearray bytes, a match its span, numpy scalars and
@@ -53,11 +52,10 @@ def reduce(value: Any) -> Any:
 
 
 def serve() -> None:
-    """Answer the judge's requests until it hangs up: load path name, call args kwargs, tests files
-    by-pytest.
+    """Answer the judge's requests until it hangs up.
 
-    Answers: ("ok",), ("value", result), ("test", id, outcome) and at last ("done",), or ("raised",
-        type name).
+    Requests: load path name, call args kwargs, proxy, tests files by-pytest. Answers: ("ok",),
+    ("value", result), ("test", id, outcome) and at last ("done",), or ("raised", type name).
     """
     function: Callable[..., Any] | None = None
     while True:
@@ -68,6 +66,11 @@ def serve() -> None:
                 answer: tuple[Any, ...] = ("ok",)
             elif request[0] == "call" and function is not None:
                 answer = ("value", function(*request[1], **request[2]))
+            elif request[0] == "proxy":
+                from agentrl.verifiers.code.runner import remote
+
+                remote.serve(_receive, _send)
+                os._exit(0)
             else:
                 _run_tests(request[1], request[2])
                 answer = ("done",)
@@ -95,12 +98,10 @@ def _load(path: str, name: str) -> Callable[..., Any]:
 
 
 def _run_tests(files: dict[str, str], by_pytest: bool) -> None:
-    if by_pytest:
-        from agentrl.verifiers.code.runner.pytest_run import run
-    else:
-        from agentrl.verifiers.code.runner.minitest import run
+    from agentrl.verifiers.code.runner import minitest, pytest_run
 
-    for test, outcome in run(files):
+    runner = pytest_run.run if by_pytest else minitest.run
+    for test, outcome in runner(files, minitest.Watch()):
         Writer(_send).send(("test", test, outcome))
 
 

@@ -1,9 +1,9 @@
 """Values as bytes: bounded, type-exact, and without any way to run code on reading.
 
 Carried exactly: None, bool, int, float (NaN and infinities too), complex, str, bytes, list, tuple,
-    set, frozenset and
-dict. `AnyList` is a list that, as an expected value, matches a list or a tuple. Everything else is
-an error, unless the writer first turns it into one of these (`child.reduce`).
+set, frozenset and dict. `AnyList` is a list that, as an expected value, matches a list or a tuple.
+`Ref` names what stays in its process; only a reader that is told how to resolve one accepts it.
+Everything else is an error, unless the writer first turns it into one of these (`reduce`).
 
 One value is a tag byte and a payload; lengths and counts are 4 bytes, little-endian. A value
 delimits itself, so a large one can be read while it is still being written. Short strings are
@@ -32,13 +32,20 @@ _F64 = struct.Struct("<d")
 
 
 class CodecError(ValueError):
-    """The value or the bytes cannot be carried: unknown type or tag, too long, too deep, cut short,
-    given up.
-    """
+    """The value or the bytes cannot be carried: unknown, too long, too deep, or cut short."""
 
 
 class AnyList(list):  # type: ignore[type-arg]
     """An expected sequence that was written as plain JSON: it matches a list or a tuple."""
+
+
+class Ref:
+    """Stands for an object that is not carried; `parts` are plain values that name it."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
 
 
 def encode(value: Any) -> bytes:
@@ -84,9 +91,7 @@ class Writer:
         self._table: dict[str, int] = {}
 
     def send(self, value: Any) -> None:
-        """Write a value whole. If it cannot be carried, the reader is told to give up, and the
-        error is raised.
-        """
+        """Write a value whole; if it cannot be carried, the reader is told so, and this raises."""
         try:
             self._write(value, 0)
         except BaseException:
@@ -105,6 +110,9 @@ class Writer:
             self._out += _SCALARS[kind](value)
         elif kind in _CONTAINERS:
             self._write_items(kind, value, depth)
+        elif kind is Ref:
+            self._out += b"H"
+            self._write(value.parts, depth + 1)
         elif self._reduce is not None:
             self._write(self._reduce(value), depth + 1)
         else:
@@ -190,10 +198,14 @@ class Reader:
 
     Args:
         more: returns the next bytes, or none at the end.
+        resolve: gives the object that the parts of a `Ref` name; without it a Ref is an error.
     """
 
-    def __init__(self, more: Callable[[], bytes]) -> None:
+    def __init__(
+        self, more: Callable[[], bytes], resolve: Callable[[Any], Any] | None = None
+    ) -> None:
         self._more = more
+        self._resolve = resolve
         self._data = b""
         self._at = 0
         self._total = 0
@@ -207,7 +219,7 @@ class Reader:
         """
         try:
             return self._read(0)
-        except (IndexError, struct.error, UnicodeDecodeError, TypeError, KeyError) as error:
+        except (LookupError, struct.error, UnicodeDecodeError, TypeError) as error:
             raise CodecError(f"malformed: {type(error).__name__}") from None
 
     def rest(self) -> bytes:
@@ -244,6 +256,8 @@ class Reader:
             return complex(*struct.unpack("<2d", self._take(16)))
         if tag in _BUILD:
             return self._read_items(tag, depth)
+        if tag == b"H" and self._resolve is not None:
+            return self._resolve(self._read(depth + 1))
         return self._read_packed(tag) if tag in b"pqg" else self._read_sized(tag)
 
     def _count(self) -> int:

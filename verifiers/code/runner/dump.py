@@ -70,7 +70,7 @@ def dump(connection: sqlite3.Connection) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """A value as JSON that keeps its type: a float by its exact hexadecimal form, bytes by theirs."""
+    """A value as JSON that keeps its type: floats and bytes by their hexadecimal form."""
     if isinstance(value, float):
         return {"float": value.hex()}
     return {"bytes": value.hex()} if isinstance(value, bytes) else value
