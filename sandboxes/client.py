@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from typing import Protocol
 
-from agentrl.errors import SandboxLost
+from agentrl.errors import BackendAway, SandboxLost
 from agentrl.sandboxes.supervisor.frames import Decoder, FrameError, encode
 
 _CHUNK = 1 << 18
@@ -34,7 +34,11 @@ class Peer(Protocol):
         ...
 
     async def cause(self) -> str:
-        """Why it ended, where somebody else than itself knows; else empty. Takes a second at most."""
+        """Why it ended, where somebody else than itself knows; else empty. Takes a second at most.
+
+        Raises:
+            BackendAway: it was ended from outside, as nothing that runs in it could do.
+        """
         ...
 
     def unwrap(self, data: bytes) -> bytes:
@@ -63,6 +67,7 @@ class Wire:
         self.peer = peer
         self.loop = asyncio.get_running_loop()
         self.lost: str | None = None
+        self._error: SandboxLost | None = None
         self._ids = itertools.count(1)
         self._decoder = Decoder()
         self._open: deque[tuple[int, asyncio.Future[list[bytes]]]] = deque()
@@ -80,7 +85,7 @@ class Wire:
             OSError: the supervisor could not do it (the work area is full).
         """
         if self.lost is not None:
-            raise SandboxLost(self.lost)
+            raise await self._end(self.lost)
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError(
                 "a sandbox is used on another event loop than it was opened on; open one per loop"
@@ -96,11 +101,20 @@ class Wire:
                 self._request([b"ping"])
             raise
         except SandboxLost as error:
-            cause = await self.peer.cause()
-            raise SandboxLost(f"{error}: {cause}" if cause else str(error)) from error
+            raise await self._end(str(error)) from error
         finally:
             timer.cancel()
         return self._judge(status, values)
+
+    async def _end(self, why: str) -> SandboxLost:
+        """What to raise for a sandbox that is lost; its peer is asked once."""
+        if self._error is None:
+            try:
+                cause = await self.peer.cause()
+                self._error = SandboxLost(f"{why}: {cause}" if cause else why)
+            except BackendAway as outside:
+                self._error = BackendAway(f"{why}: {outside}")
+        return type(self._error)(str(self._error))
 
     def _judge(self, status: bytes, values: list[bytes]) -> list[bytes]:
         if status == b"ok":
