@@ -91,9 +91,8 @@ class Wire:
                 "a sandbox is used on another event loop than it was opened on; open one per loop"
             )
         future = self._request(fields)
-        timer = self.loop.call_later(
-            timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s"
-        )
+        why = f"no answer to {fields[0].decode()} within {timeout_s:g} s"
+        timer = self.loop.call_later(timeout_s, self._overdue, future, why)
         try:
             status, *values = await future
         except asyncio.CancelledError:
@@ -177,6 +176,13 @@ class Wire:
         """One that ended is told as such, whether a read or a write meets it first."""
         ended = isinstance(error, ConnectionError)
         self.lose(_ENDED if ended else f"cannot write to the supervisor: {error}")
+
+    def _overdue(self, future: asyncio.Future[list[bytes]], why: str) -> None:
+        """The time is over; where it was our loop that stood still, the answer may be there."""
+        if not future.done() and self.lost is None:
+            self._readable()
+        if not future.done():
+            self.lose(why)
 
     def _readable(self) -> None:
         try:

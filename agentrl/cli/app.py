@@ -6,6 +6,8 @@ Bad input ends with one sentence on stderr and exit code 2; broken infrastructur
 from __future__ import annotations
 
 import sys
+import traceback
+from types import TracebackType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from agentrl import __version__
 from agentrl.cli import audit, convert, doctor, environments, evaluate, images, train, view
 from agentrl.errors import AgentRLError, UserError
+from agentrl.records.plain import plain
 
 app = typer.Typer(
     name="agentrl",
@@ -43,6 +46,7 @@ _CommandLineError: Any = next(
 
 def main() -> None:
     """Entry point of the `agentrl` program."""
+    sys.excepthook = _trace
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
     except _CommandLineError as error:
@@ -64,8 +68,14 @@ def main() -> None:
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
+def _trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell of a bug; its message may quote an agent."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(plain(text, lines=True), file=sys.stderr, end="")
+
+
 def _fail(sentence: str, code: int) -> NoReturn:
-    print(f"agentrl: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"agentrl: {plain(' '.join(sentence.split()))}", file=sys.stderr)
     raise SystemExit(code)
 
 

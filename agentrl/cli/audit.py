@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.options import Json, Sandbox, Set, Trust, print_json, read_settings, trusted
+from agentrl.records.plain import plain
 
 _MOST_SHOWN = 4
 _MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-"}
@@ -73,12 +74,11 @@ def regrade(
         raise nothing
     print(f"{result['n_changed']} of {result['n_regraded']} scores changed; wrote {result['out']}")
     for why, count in result["skipped"].items():
-        print(f"left out {count}: {why}")
+        print(plain(f"left out {count}: {why}"))
     for row in result["changed"]:
-        print(
-            f"{'/'.join(map(str, row['key']))}: {row['old']['value']} -> {row['new']['value']}"
-            f" ({row['new']['why']})"
-        )
+        key = "/".join(map(str, row["key"]))
+        values = f"{row['old']['value']} -> {row['new']['value']}"
+        print(plain(f"{key}: {values} ({row['new']['why']})"))
     raise nothing
 
 
@@ -97,7 +97,7 @@ def _print_table(result: Mapping[str, Any], fix_hints: bool) -> None:
                 None, (f"{row['task']}: {row['why']}" if row["task"] else row["why"], *_facts(row))
             )
         )
-        table.add_row(Text(_MARKS[row["verdict"]], style), Text(row["words"]), Text(found))
+        table.add_row(Text(_MARKS[row["verdict"]], style), Text(row["words"]), Text(plain(found)))
         if fix_hints and row["verdict"] == "broken":
             table.add_row("", "", Text(f"fix: {row['hint']}", "italic"))
     console = Console(highlight=False)

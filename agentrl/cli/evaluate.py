@@ -18,6 +18,7 @@ from agentrl.cli.options import (
     trusted,
 )
 from agentrl.errors import ConfigError
+from agentrl.records.plain import plain
 
 
 def evaluate(  # noqa: PLR0913 - one parameter per option
@@ -47,9 +48,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a policy: unbiased pass@k with its interval, endings, cost; infrastructure failures
-    apart.
-    """
+    """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
     from agentrl.evaluation.run import EvalPlan, EvalProgress
     from agentrl.evaluation.run import evaluate as run
     from agentrl.evaluation.summary import summary_lines
@@ -83,5 +82,5 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     if as_json:
         print_json(result)
     else:
-        print("\n".join(summary_lines(result)))
+        print("\n".join(map(plain, summary_lines(result))))
     raise typer.Exit(1 if result["n_episodes"] == result["n_failed_infra"] > 0 else 0)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import plain
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
@@ -77,4 +78,4 @@ def read_prices(text: str) -> tuple[float, float] | None:
 
 def print_json(result: Any) -> None:
     """One JSON object on a line of its own."""
-    print(json.dumps(result, ensure_ascii=False, default=str))
+    print(plain(json.dumps(result, ensure_ascii=False, default=str)))

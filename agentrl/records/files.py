@@ -198,7 +198,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
         ContractError: `obj` is not strict JSON.
     """
     try:
-        text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(obj, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path} cannot be written as JSON ({error}); use finite numbers and text"

@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from agentrl.records.plain import plain
 from agentrl.trajectory import Episode
 
 console = Console(stderr=True)
@@ -38,7 +39,7 @@ class EpisodeBar:
         """Begin counting anew."""
         with self._lock:
             self._passed = self._scored = self._failed = 0
-            self._progress.reset(self._task, total=total, description=label, rate="")
+            self._progress.reset(self._task, total=total, description=plain(label), rate="")
 
     def episode(self, episode: Episode) -> None:
         """One more."""
@@ -85,7 +86,7 @@ def step_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
         bar = progress.add_task(label, total=total, completed=-1)
 
         def step(name: str) -> None:
-            progress.update(bar, advance=1, description=f"{label} · {name}")
+            progress.update(bar, advance=1, description=plain(f"{label} · {name}"))
 
         yield step
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+
 from agentrl.aio import is_cancelled
 from agentrl.env import ToolEnv
 from agentrl.errors import ToolFault, UserError, VerifierError, WallLimitMet, boundary

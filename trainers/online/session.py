@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import EpisodeBar, console, episode_bar
 from agentrl.report.page import write_report
@@ -111,7 +112,9 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
         elif kind == "phase":
             bar.restart(*what)
         elif kind == "warning":
-            console.print(f"[yellow]{what}[/yellow]", highlight=False, soft_wrap=True)
+            console.print(
+                plain(what), style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
         elif kind == "metrics":
             console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 
 from agentrl.types import Task
-from agentrl.verifiers.code.hidden import Cases, Check, Hidden, Tests, parse_python, read_hidden
+from agentrl.verifiers.code.hidden import Cases, Hidden, Tests, parse_python, read_hidden
 from agentrl.verifiers.code.runner.codec import matches
 
 CONSTANTS = ("[]", "()", "{}", "0", "''", "float('nan')", "True", "None", "[[]]")
@@ -59,11 +59,10 @@ def screened(task: Task) -> Task | None:
 
     One grading then stands for all stubs. None where there is no check to put that into.
     """
-    hidden = read_hidden(task)
-    if not isinstance(hidden, Check):
+    if not isinstance(task.hidden.get("check"), str):
         return None
     functions = ", ".join(f"lambda *args, **kwargs: {returned}" for returned in RETURNS)
-    check = hidden.check + textwrap.dedent(_ANY.format(functions=functions))
+    check = task.hidden["check"] + textwrap.dedent(_ANY.format(functions=functions))
     return task.model_copy(update={"hidden": {**task.hidden, "check": check}})
 
 
