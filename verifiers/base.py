@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sysconfig
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
+import agentrl
 from agentrl.aio import is_cancelled
 from agentrl.errors import InfraError, VerifierError
 from agentrl.sandboxes.base import Isolation, Need, Sandbox, SandboxPool, SandboxRole
 from agentrl.types import EndReason, Message, Score, Task
 
+_PACKAGE = Path(agentrl.__file__).parent
+_ROOMS = ("envs", "sandboxes", "verifiers", "trainers")  # links, where it runs from its repository
 GRADE_S = 600.0
 """Seconds after which a verifier that has not answered is broken, without what it waits for grader
 sandboxes. Hidden tests, which take 120 s at most and may be run three times, stay below it."""
@@ -85,7 +91,7 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
                 f"verifier gave no verdict on {what} within {timeout_s:g} s"
             ) from cause
         raise VerifierError(
-            f"verifier failed on {what}: {type(cause).__name__}: {cause}"
+            f"verifier failed on {what}: {type(cause).__name__}: {cause}{_where(cause)}"
         ) from cause
     if not isinstance(score, Score):
         raise VerifierError(f"verifier gave {type(score).__name__} on {what}, not a Score")
@@ -95,6 +101,27 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
                 f"verifier gave {name}={number!r} on {what}, which is no finite number"
             )
     return score
+
+
+def _where(cause: BaseException) -> str:
+    """File and line at which a verifier raised, and whose code that is."""
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if not _is_ours(frame.filename)]
+    if own:
+        return f" ({own[-1].filename}, line {own[-1].lineno}: a bug in this environment's own code)"
+    if frames:
+        return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    return ""
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether a file belongs to this library, the standard library or an installed package."""
+    path = Path(filename)
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    rooms = {room.resolve() for room in (_PACKAGE, *(_PACKAGE / name for name in _ROOMS))}
+    roots = [*rooms, *map(Path, installed)]
+    resolved = path.resolve()
+    return not path.is_absolute() or any(resolved.is_relative_to(root) for root in roots)
 
 
 class _TimedPool:
