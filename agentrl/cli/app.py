@@ -5,6 +5,8 @@ Bad input ends with one sentence on stderr and exit code 2; broken infrastructur
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from types import TracebackType
@@ -38,6 +40,7 @@ app.add_typer(images.app, name="images")
 app.command()(train.demo)
 
 _INTERRUPTED = 130
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 # The command-line library's own error has no public name; its public descendant leads to it.
 _CommandLineError: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
@@ -59,8 +62,10 @@ def main() -> None:
         _fail(str(error), 2)
     except AgentRLError as error:
         _fail(f"{type(error).__name__}: {error}", 1)
-    except OSError as error:
-        if error.filename is None:
+    except Exception as error:
+        if any(word in str(error) for word in _FULL):  # also of libraries in other languages
+            _fail(f"the disk is full: make room, then run the same again ({error})", 1)
+        if not isinstance(error, OSError) or error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}", 2)
     if code == _INTERRUPTED:

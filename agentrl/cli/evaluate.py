@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,9 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     out: Annotated[
         Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")
     ] = None,
+    allow_lost: Annotated[
+        int, typer.Option(min=0, help="Episodes that infrastructure may fail; more exit with 1.")
+    ] = 0,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -83,4 +87,12 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         print_json(result)
     else:
         print("\n".join(map(plain, summary_lines(result))))
-    raise typer.Exit(1 if result["n_episodes"] == result["n_failed_infra"] > 0 else 0)
+    lost = result["n_failed_infra"]
+    if lost > allow_lost:
+        print(
+            f"agentrl: infrastructure failed {lost} of {result['n_episodes']} episodes, which are"
+            " in no figure: play them again with the same --out, or accept them with"
+            f" --allow-lost {lost}",
+            file=sys.stderr,
+        )
+    raise typer.Exit(1 if lost > allow_lost or lost == result["n_episodes"] > 0 else 0)

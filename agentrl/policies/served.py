@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, Field, ValidationError
 
 from agentrl.chat.parsing import BAD_ARGUMENTS, Refused, decode
-from agentrl.errors import AnswerFailed, ConfigError, EngineAway, EngineError, boundary
+from agentrl.errors import AnswerFailed, ConfigError, EngineAway, boundary
 from agentrl.policies.base import Usage, turn_seed
 from agentrl.trajectory import Trajectory
 from agentrl.types import BadCall, EndReason, Json, Limits, Message, Task, ToolCall, ToolSpec

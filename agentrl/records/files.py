@@ -67,10 +67,10 @@ class _LineWriter:
         try:
             while written < len(line):
                 written += os.write(self._file, line[written:])
-        except OSError:
+        except OSError as error:
             # A full disk must not leave half a line for the next record to continue.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-            raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         if self._fsync:
             os.fsync(self._file)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from agentrl.aio import LoopThread
 from agentrl.errors import ConfigError, ContractError
 from agentrl.policies.base import Policy
+from agentrl.rollout.outage import Outage
 from agentrl.rollout.play import Setting, play
 from agentrl.trajectory import Episode, EpisodeKey, Group
 from agentrl.types import Ending, Task
@@ -61,6 +62,7 @@ class Rollouts:
             maxsize=max(concurrency, 8)
         )
         self._room = asyncio.Semaphore(concurrency)
+        self._outage = Outage(setting.pool)
 
     def dispatch(
         self,
@@ -212,6 +214,7 @@ class Rollouts:
             )
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
+        await self._outage.over()
         episode = await play(
             batch.setting, task, EpisodeKey(batch.run, batch.step, task.id, sample, attempt)
         )
@@ -221,6 +224,7 @@ class Rollouts:
             raise RuntimeError(
                 "on_episode called sys.exit; raise in the thread that calls next()"
             ) from error
+        await self._outage.after(episode)
         return episode
 
 

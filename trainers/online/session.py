@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.records.owner import owned
 from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import EpisodeBar, console, episode_bar
@@ -72,6 +73,7 @@ def train_with_display(
     report = None
     check_trackers(log_to)
     with (
+        owned(folder),
         episode_bar("starting") as bar,
         Run(config, folder, resume=resume, listen=follow(bar, config)) as run,
     ):
