@@ -62,9 +62,7 @@ def test_a_backend_that_is_away_for_a_while_is_waited_for(quick, capsys, determi
 def test_a_backend_that_stays_away_ends_the_run_and_burns_nothing(quick):
     seen = []
     pool = Pool(Flickering(3, 1e9), size=2, trust=True)
-    with rollouts(
-        Fresh, script(YES), pool=pool, concurrency=2, on_episode=seen.append
-    ) as playing:
+    with rollouts(Fresh, script(YES), pool=pool, concurrency=2, on_episode=seen.append) as playing:
         with pytest.raises(BackendAway, match=r"no sandbox could be had for 1\.5 s"):
             playing.gather(tasks_of(50), 0)
     assert sum(episode.end is EndReason.SANDBOX_LOST for episode in seen) <= 4
@@ -75,5 +73,3 @@ def test_a_backend_that_never_was_there_is_not_waited_for():
     with rollouts(Fresh, script(YES), pool=Pool(Flickering(0, 1e9), size=1, trust=True)) as playing:
         (group,) = playing.gather(tasks_of(1), 0)
     assert group.episodes[0].end is EndReason.SANDBOX_LOST and time.monotonic() - began < 10
-
-

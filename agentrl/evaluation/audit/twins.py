@@ -88,7 +88,7 @@ def _numberless(task: Task) -> str:
     rest = json.dumps([task.files, task.hidden, task.oracle, metadata], sort_keys=True, default=str)
     shown = task.instruction.replace(task.id, "")
     taken_out = _NUMBER if len(rest) >= _TELLING else _SERIAL
-    return " ".join(taken_out.sub("", shown).lower().split()) + rest
+    return " ".join(re.findall(r"\w+", taken_out.sub(" ", shown.lower()))) + rest
 
 
 def renamed(task: Task) -> list[str]:
