@@ -1,20 +1,25 @@
 """Every failure has a name, after the border it crossed.
 
     AgentRLError
-    ├── UserError            bad input: one sentence with the field, the value and the fix; exit
-    code 2 │   ├── ConfigError          a setting or a command-line value │   ├── TaskError
-    a task row that cannot be admitted │   ├── ContractError        an environment, sandbox or
-    verifier breaks its contract │   └── TemplateError        a chat template or tokenizer that
-    cannot carry exact tokens ├── TrainingError        training cannot go on └── InfraError
-    not the agent's doing: the episode gets no score and is counted apart
+    ├── UserError            bad input: one sentence with field, value and fix; exit code 2
+    │   ├── ConfigError          a setting or a command-line value
+    │   ├── TaskError            a task row that cannot be admitted
+    │   ├── ContractError        an environment, sandbox or verifier breaks its contract
+    │   └── TemplateError        a chat template that cannot carry exact tokens
+    ├── TrainingError        training cannot go on
+    └── InfraError           no score, unless the agent is to blame: see `agentrl.rollout.blame`
         ├── SandboxLost          the place where code runs is gone
+        │   └── BackendAway          no sandbox can be had, or somebody outside ended this one
         ├── EngineError          sampling failed
+        │   ├── EngineAway           the server cannot be reached, or has no room
+        │   ├── EngineBroken         the engine contradicts itself
+        │   └── AnswerFailed         the server failed at its answer, perhaps because of its text
         ├── ToolFault            a tool's own code is broken beyond answering the agent
+        ├── WallLimitMet         a deterministic run met a limit of the clock
         └── VerifierError        the judge failed, so there is no verdict
 
-A tool that raises, a command that exits 1, malformed JSON from the model: these are *values* which
-    the agent
-sees as an observation. Only what is listed here travels as an exception.
+A tool that raises, a command that exits 1, malformed JSON from the model: these are *values*, which
+the agent sees as an observation. Only what is listed here travels as an exception.
 """
 
 from __future__ import annotations
@@ -52,19 +57,39 @@ class TrainingError(AgentRLError):
 
 
 class InfraError(AgentRLError):
-    """Not the agent's doing: the episode ends without a score."""
+    """A part around the agent failed."""
 
 
 class SandboxLost(InfraError):
     """The sandbox died, stopped answering, or spoke out of protocol."""
 
 
+class BackendAway(SandboxLost):
+    """No sandbox can be had, or this one was ended from outside: nothing that runs in one does so."""
+
+
 class EngineError(InfraError):
     """The engine could not sample."""
 
 
+class EngineAway(EngineError):
+    """The server cannot be reached or has no room, whatever it is asked."""
+
+
+class EngineBroken(EngineError):
+    """The engine contradicts itself, whatever the text was."""
+
+
+class AnswerFailed(EngineError):
+    """The server failed at its answer, so the text of that answer may be the reason."""
+
+
 class ToolFault(InfraError):
-    """An environment's own code failed outside of a tool call (reset, prompt, artifact collection)."""
+    """An environment's own code failed outside of a tool call, as in reset or prompt."""
+
+
+class WallLimitMet(InfraError):
+    """A deterministic run met a limit of the clock, which must not decide a reward."""
 
 
 class VerifierError(InfraError):
@@ -73,8 +98,7 @@ class VerifierError(InfraError):
 
 @asynccontextmanager
 async def boundary(error: type[InfraError], what: str) -> AsyncIterator[None]:
-    """Name whatever escapes the block after the border it crossed; errors that already have a name
-    pass.
+    """Name whatever escapes the block after its border; errors that have a name pass.
 
     Raises:
         error: any other exception, with `what` and the cause in its message.

@@ -84,9 +84,11 @@ class Ending(Enum):
 
 
 class EndReason(Enum):
-    """Every ending has a name. Terminated and truncated episodes are graded; failed ones have no
-    score.
+    """Every ending has a name. Terminated and truncated episodes have a score; failed ones none.
 
+    CONTENT_FILTER: the server of the model refused to go on; the episode is graded as it stands.
+    AGENT_FAULT: the agent broke a part around it, as a witness without the agent showed; the
+    episode has failed its task (see `agentrl.rollout.blame`).
     WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic
     run, where the clock must not decide a reward, so it counts as a failure of the machinery.
     """
@@ -95,6 +97,8 @@ class EndReason(Enum):
     ANSWERED = "answered"
     FORMAT_ERROR = "format_error"
     VIOLATION = "violation"
+    CONTENT_FILTER = "content_filter"
+    AGENT_FAULT = "agent_fault"
     MAX_TURNS = "max_turns"
     MAX_TOOL_CALLS = "max_tool_calls"
     MAX_TOKENS = "max_tokens"
@@ -116,7 +120,14 @@ class EndReason(Enum):
 
 _ENDING = {
     **dict.fromkeys(
-        (EndReason.SUBMITTED, EndReason.ANSWERED, EndReason.FORMAT_ERROR, EndReason.VIOLATION),
+        (
+            EndReason.SUBMITTED,
+            EndReason.ANSWERED,
+            EndReason.FORMAT_ERROR,
+            EndReason.VIOLATION,
+            EndReason.CONTENT_FILTER,
+            EndReason.AGENT_FAULT,
+        ),
         Ending.TERMINATED,
     ),
     **dict.fromkeys(

@@ -7,9 +7,11 @@ import itertools
 import os
 import re
 import shutil
+import signal
+import time
 from pathlib import Path
 
-from agentrl.errors import SandboxLost
+from agentrl.errors import BackendAway, SandboxLost
 from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.cgroup import MemoryGroup, home
@@ -25,6 +27,8 @@ _PASSWD = f"sandbox:x:{UID}:{UID}::{AREA}/work:/bin/sh\n"
 _GROUP = f"sandbox:x:{UID}:\n"
 _FILTER = "seccomp"
 _uids = itertools.count(os.getpid() * 64)
+_ENDING_S = 1.0
+_SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of bubblewrap itself; of the supervisor in it
 
 
 class BubblewrapBackend:
@@ -68,6 +72,7 @@ class _Guest(Child):
 
     def __init__(self, argv: list[str], fds: tuple[int, ...], group: MemoryGroup | None) -> None:
         self._group = group
+        self._kills = _oom_kills()
         self._info, theirs = os.pipe()
         try:
             if group is not None:
@@ -90,6 +95,22 @@ class _Guest(Child):
         ):  # else bubblewrap has failed, and says why itself
             self._group.add(int(found[1]))
 
+    async def cause(self) -> str:
+        """Empty.
+
+        Raises:
+            BackendAway: SIGKILL ended it, which was neither ours nor the kernel's for lack of
+                memory. Nothing inside can send that signal to process 1.
+        """
+        deadline = time.monotonic() + _ENDING_S
+        while self.status is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        kills = _oom_kills()
+        ours = self.killed and self.status == -signal.SIGKILL
+        if self.status in _SIGKILL and not ours and kills is not None and kills == self._kills:
+            raise BackendAway("it was killed from outside")
+        return ""
+
     async def gone(self) -> None:
         await super().gone()
         if self._info >= 0:
@@ -110,6 +131,12 @@ def _start(limits: SandboxLimits, group: MemoryGroup | None) -> _Guest:
     finally:
         for fd in files.values():
             os.close(fd)
+
+
+def _oom_kills() -> int | None:
+    """How many processes this machine's kernel has ended for lack of memory; None: not told."""
+    found = re.search(rb"^oom_kill (\d+)$", Path("/proc/vmstat").read_bytes(), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _read(fd: int) -> bytes:

@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from typing import Protocol
 
-from agentrl.errors import SandboxLost
+from agentrl.errors import BackendAway, SandboxLost
 from agentrl.sandboxes.supervisor.frames import FrameDecoder, FrameError, encode
 
 _CHUNK = 1 << 18
@@ -35,7 +35,11 @@ class Peer(Protocol):
         ...
 
     async def cause(self) -> str:
-        """Why it ended, as seen from outside; empty if unknown. Takes a second at most."""
+        """Why it ended, where somebody else than itself knows; else empty. Takes a second at most.
+
+        Raises:
+            BackendAway: it was ended from outside, as nothing that runs in it could do.
+        """
         ...
 
     def unwrap(self, data: bytes) -> bytes:
@@ -62,6 +66,7 @@ class Wire:
         self.peer = peer
         self.loop = asyncio.get_running_loop()
         self.lost: str | None = None
+        self._error: SandboxLost | None = None
         self._ids = itertools.count(1)
         self._decoder = FrameDecoder()
         self._open: deque[tuple[int, asyncio.Future[list[bytes]]]] = deque()
@@ -78,15 +83,14 @@ class Wire:
             OSError: the supervisor could not do it (the work area is full).
         """
         if self.lost is not None:
-            raise SandboxLost(self.lost)
+            raise await self._end(self.lost)
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError(
                 "a sandbox is used on another event loop than it was opened on; open one per loop"
             )
         future = self._request(fields)
-        timer = self.loop.call_later(
-            timeout_s, self.lose, f"no answer to {fields[0].decode()} within {timeout_s:g} s"
-        )
+        why = f"no answer to {fields[0].decode()} within {timeout_s:g} s"
+        timer = self.loop.call_later(timeout_s, self._overdue, future, why)
         try:
             status, *values = await future
         except asyncio.CancelledError:
@@ -94,11 +98,20 @@ class Wire:
                 self._request([b"ping"])
             raise
         except SandboxLost as error:
-            cause = await self.peer.cause()
-            raise SandboxLost(f"{error}: {cause}" if cause else str(error)) from error
+            raise await self._end(str(error)) from error
         finally:
             timer.cancel()
         return self._judge(status, values)
+
+    async def _end(self, why: str) -> SandboxLost:
+        """What to raise for a sandbox that is lost; its peer is asked once."""
+        if self._error is None:
+            try:
+                cause = await self.peer.cause()
+                self._error = SandboxLost(f"{why}: {cause}" if cause else why)
+            except BackendAway as outside:
+                self._error = BackendAway(f"{why}: {outside}")
+        return type(self._error)(str(self._error))
 
     def _judge(self, status: bytes, values: list[bytes]) -> list[bytes]:
         if status == b"ok":
@@ -161,6 +174,13 @@ class Wire:
         """One that ended is told as such, whether a read or a write meets it first."""
         ended = isinstance(error, ConnectionError)
         self.lose(_ENDED if ended else f"cannot write to the supervisor: {error}")
+
+    def _overdue(self, future: asyncio.Future[list[bytes]], why: str) -> None:
+        """The time is over; where it was our loop that stood still, the answer may be there."""
+        if not future.done() and self.lost is None:
+            self._readable()
+        if not future.done():
+            self.lose(why)
 
     def _readable(self) -> None:
         try:

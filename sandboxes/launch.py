@@ -61,6 +61,7 @@ class Child:
     Attributes:
         sock: our end, non-blocking.
         patience_s: how long it may clean up after its stdin has ended, before SIGKILL.
+        killed: whether we killed it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Child:
             SandboxLost: it cannot be started.
         """
         self.patience_s = patience_s
+        self.killed = False
         self._stderr = memory_file("agentrl-stderr")
         self.sock, theirs = socket.socketpair()
         self.sock.setblocking(False)
@@ -101,6 +103,11 @@ class Child:
             raise SandboxLost(f"cannot start {argv[0]}: {error}") from error
         finally:
             theirs.close()
+
+    @property
+    def status(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
 
     @property
     def pid(self) -> int:
@@ -127,6 +134,7 @@ class Child:
         """Close our end; where nothing needs cleaning up, kill at once. Safe to call twice."""
         self.sock.close()
         if self.patience_s <= 0 and self._process.poll() is None:
+            self.killed = True
             self._process.kill()
 
     async def gone(self) -> None:

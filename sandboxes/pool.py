@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from agentrl.errors import ConfigError, SandboxLost
+from agentrl.errors import BackendAway, ConfigError, SandboxLost
 from agentrl.sandboxes.base import (
     Isolation,
     Sandbox,
@@ -162,7 +162,7 @@ class Pool:
         Raises:
             ConfigError: `untrusted`, but the backend is no boundary and the pool was not told to
                 trust; or a role, an isolation or a need that there is not.
-            SandboxLost: none could be opened (the message names the missing part and the fix), or
+            BackendAway: none could be opened (the message names the missing part and the fix), or
                 the pool is closed.
             RuntimeError: the pool is in use on another event loop.
         """
@@ -177,8 +177,10 @@ class Pool:
         opening = self._start(self._obtain(slots, fresh, permitted))
         try:
             slot = await asyncio.shield(opening)
-        except BaseException:
+        except BaseException as error:
             opening.add_done_callback(lambda task: self._unclaimed(task, slots, permitted))
+            if isinstance(error, SandboxLost):  # nobody was in it yet
+                raise BackendAway(str(error)) from error
             raise
         lease = Lease(slot.sandbox, next(self._epochs))
         try:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sysconfig
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
+import agentrl
 from agentrl.aio import is_cancelled
 from agentrl.errors import InfraError, VerifierError
-from agentrl.sandboxes.base import SandboxPool
+from agentrl.sandboxes.base import Isolation, Sandbox, SandboxNeed, SandboxPool, SandboxRole
 from agentrl.types import EndReason, Message, Score, Task
 
+_PACKAGE = Path(agentrl.__file__).parent
+_ROOMS = ("envs", "sandboxes", "verifiers", "trainers")  # links, where it runs from its repository
 GRADE_S = 600.0
-"""Seconds after which a verifier that has not answered is broken. Hidden tests, which take 120 s
-at most and may be run three times, stay below it with a wait for a grader sandbox."""
+"""Seconds after which a verifier that has not answered is broken, without what it waits for grader
+sandboxes. Hidden tests, which take 120 s at most and may be run three times, stay below it."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """All that a verifier may look at: the task with its hidden part, and what the agent left
-    behind.
+    """All that a verifier may look at: the task, hidden part and all, and what the agent left.
 
     Attributes:
         artifacts: the declared files that were there, by path; nothing else leaves the agent's
@@ -55,18 +61,15 @@ class Verifier(Protocol):
     """Judges a submission. It may run code in a grader sandbox; it may not change the episode."""
 
     def __call__(self, submission: Submission, /) -> Awaitable[Score]:
-        """Return the verdict, or Score.failed(why) where infrastructure broke; never a number for a
-        failure.
-        """
+        """Return the verdict, or Score.failed(why) where infrastructure broke, never a number."""
         ...
 
 
 async def grade(verifier: Verifier, submission: Submission, timeout_s: float = GRADE_S) -> Score:
-    """Run a verifier so that whatever goes wrong in it is a named failure, never a number and never
-    a crash.
+    """Run a verifier so that whatever goes wrong in it is a named failure, never a number.
 
-    A verifier that blocks the event loop cannot be timed: slow plain code belongs into
-        `agentrl.aio.run_in_thread`.
+    Its time stands still while it waits for a sandbox: the queue is nobody's fault. A verifier that
+    blocks the event loop cannot be timed: slow plain code belongs into `agentrl.aio.run_in_thread`.
 
     Raises:
         VerifierError: the verifier raised, took longer than `timeout_s`, or gave no Score of finite
@@ -77,7 +80,7 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
     clock = asyncio.timeout(timeout_s)
     try:
         async with clock:
-            score = await verifier(submission)
+            score = await verifier(_timed(submission, clock))
     except InfraError:
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as cause:
@@ -88,7 +91,7 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
                 f"verifier gave no verdict on {what} within {timeout_s:g} s"
             ) from cause
         raise VerifierError(
-            f"verifier failed on {what}: {type(cause).__name__}: {cause}"
+            f"verifier failed on {what}: {type(cause).__name__}: {cause}{_where(cause)}"
         ) from cause
     if not isinstance(score, Score):
         raise VerifierError(f"verifier gave {type(score).__name__} on {what}, not a Score")
@@ -100,10 +103,82 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
     return score
 
 
+def _where(cause: BaseException) -> str:
+    """File and line at which a verifier raised, and whose code that is."""
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if not _is_ours(frame.filename)]
+    if own:
+        return f" ({own[-1].filename}, line {own[-1].lineno}: a bug in this environment's own code)"
+    if frames:
+        return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    return ""
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether a file belongs to this library, the standard library or an installed package."""
+    path = Path(filename)
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    rooms = {room.resolve() for room in (_PACKAGE, *(_PACKAGE / name for name in _ROOMS))}
+    roots = [*rooms, *map(Path, installed)]
+    resolved = path.resolve()
+    return not path.is_absolute() or any(resolved.is_relative_to(root) for root in roots)
+
+
+class _TimedPool:
+    """A pool that stops a clock while somebody waits for one of its sandboxes."""
+
+    def __init__(self, pool: SandboxPool, clock: asyncio.Timeout) -> None:
+        self.backend = pool.backend
+        self._pool = pool
+        self._clock = clock
+        self._waiting = 0
+        self._left_s = 0.0
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        role: SandboxRole,
+        *,
+        isolation: Isolation = "reset",
+        needs: Iterable[SandboxNeed] = (),
+        untrusted: bool = False,
+    ) -> AsyncIterator[Sandbox]:
+        """Borrow a sandbox; see `SandboxPool.lease`."""
+        async with AsyncExitStack() as lent:
+            lease = self._pool.lease(role, isolation=isolation, needs=needs, untrusted=untrusted)
+            with self._stopped():
+                sandbox = await lent.enter_async_context(lease)
+            yield sandbox
+
+    async def close(self) -> None:
+        """End all sandboxes; see `SandboxPool.close`."""
+        await self._pool.close()
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Stop the clock; a grading may wait for several sandboxes at the same time."""
+        loop = asyncio.get_running_loop()
+        deadline = self._clock.when()
+        if self._waiting == 0 and deadline is not None and not self._clock.expired():
+            self._left_s = deadline - loop.time()
+            self._clock.reschedule(None)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0 and not self._clock.expired():
+                self._clock.reschedule(loop.time() + self._left_s)
+
+
+def _timed(submission: Submission, clock: asyncio.Timeout) -> Submission:
+    if submission.pool is None:
+        return submission
+    return replace(submission, pool=_TimedPool(submission.pool, clock))
+
+
 def _numbers(score: Score) -> Iterator[tuple[str, Any]]:
-    """Every number of a score by name. A tensor or a text in its place would break records and
-    statistics later.
-    """
+    """Every number of a score by name: anything else would break records and statistics later."""
     if score.value is not None:
         yield "value", score.value
     yield from score.parts.items()

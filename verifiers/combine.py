@@ -1,10 +1,9 @@
 """Verifiers made of verifiers.
 
 Each part has a name. Its value is logged in `Score.parts` under that name, its own parts under
-`name/part`. Where a part has no value, or its machinery fails, the whole has none, and says which
-part it was: a failure
-    is never a number.
-What is combined is verdicts: shaping is added to the whole, and a shaped part is refused.
+`name/part`, and its reason in `why`. Where a part has no value, or its machinery fails, the whole
+has none, and says which part it was: a failure is never a number. What is combined is verdicts:
+shaping is added to the whole, and a shaped part is refused.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ PASSES = 1.0
 
 
 def if_submitted(verifier: Verifier) -> Verifier:
-    """The given verifier for episodes that the agent itself handed in (SUBMITTED or ANSWERED), 0.0
-    for all others.
-    """
+    """The given verifier for episodes that the agent handed in itself, 0.0 for all others."""
 
     async def verify(submission: Submission, /) -> Score:
         if submission.end not in (EndReason.SUBMITTED, EndReason.ANSWERED):
@@ -45,11 +42,10 @@ def if_submitted(verifier: Verifier) -> Verifier:
 
 
 def weighted(parts: Mapping[str, tuple[Verifier, float]]) -> Combined:
-    """Σ weight · value over the parts; a part of weight 0 is a metric: it is logged and changes
-    nothing.
+    """Σ weight · value over the parts; a part of weight 0 is a metric, logged alone.
 
     The sum is not divided by the weights: where a right solution is to be worth 1.0, let them add
-        up to 1.
+    up to 1.
 
     Raises:
         ConfigError: a weight is not finite, or there is no part.
@@ -76,8 +72,7 @@ def all_of(parts: Parts) -> Combined:
 
 
 def ensemble_min(parts: Parts) -> Combined:
-    """The lowest value of the parts: what the most doubtful judge gives (worst-case optimisation,
-    Coste et al. 2023).
+    """The lowest value of the parts (worst-case optimisation, Coste et al. 2023).
 
     Raises:
         ConfigError: there is no part.
@@ -99,8 +94,7 @@ def ensemble_lower(parts: Parts, k: float = 1.0) -> Combined:
 
 
 def gated(gates: Parts, verifier: Verifier) -> Combined:
-    """The verifier's own score, if each gate is worth at least 1.0; otherwise 0.0, and the verifier
-    is not asked.
+    """The verifier's own score if each gate is worth at least 1.0; else 0.0, without asking it.
 
     Gates are asked one after the other until one is closed. The verifier's parts keep their names.
 
@@ -164,17 +158,23 @@ def _combined(parts: Parts, combine: Combine) -> Combined:
         answers = await asyncio.gather(*jobs, return_exceptions=True)
         logged: dict[str, float] = {}
         turns: dict[str, tuple[float, ...]] = {}
+        whys: dict[str, str] = {}
         for name, answer in zip(parts, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
             if answer.value is None:
                 return _lost(name, answer)
             logged |= _logged(name, answer)
+            whys[name] = answer.why
             turns |= {f"{name}/{term}": rewards for term, rewards in answer.turns.items()}
-        why = "; ".join(f"{name} {logged[name]:g}" for name in parts)
+        why = "; ".join(f"{name} {logged[name]:g}{_because(whys[name])}" for name in parts)
         return Score(combine([logged[name] for name in parts]), logged, why, turns)
 
     return verify
+
+
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
 
 
 def _check(parts: Mapping[str, object]) -> None:
@@ -216,9 +216,9 @@ def remembered(
     """The given verifier, asked once for equal artifacts of an equal task.
 
     Only for verdicts that depend on the artifacts alone: no random cases, nothing said. A group of
-        episodes often
-    leaves the same file several times. Failures are not remembered, nor what `unless` picks out,
-    such as verdicts of a clock. Who asks for a verdict that is being reached waits for it.
+    episodes often leaves the same file several times. Failures are not remembered, nor what
+    `unless` picks out, such as verdicts of a clock. Who asks for a verdict that is being reached
+    waits for it.
     """
     known: OrderedDict[str, Score] = OrderedDict()
     locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()

@@ -20,7 +20,7 @@ from agentrl.chat.parsers import FORMATS
 from agentrl.chat.probes import probe
 from agentrl.chat.rows import ToolRole
 from agentrl.chat.template import Template
-from agentrl.errors import ConfigError, EngineError, TemplateError
+from agentrl.errors import ConfigError, EngineBroken, TemplateError
 from agentrl.trajectory import FinishReason
 from agentrl.types import Message, ToolCall, ToolSpec
 
@@ -189,13 +189,13 @@ class Chat:
 
         Raises:
             ValueError: `new_messages` is empty or holds an assistant message.
-            EngineError: the engine says "stop" but sampled no stop token.
+            EngineBroken: the engine says "stop" but sampled no stop token.
             TemplateError: the template refuses the messages.
         """
         if not new_messages or any(message.role == "assistant" for message in new_messages):
             raise ValueError("new_messages are one or more tool, user or system messages")
         if finish == "stop" and (not sampled_ids or sampled_ids[-1] not in self.stop_ids):
-            raise EngineError(
+            raise EngineBroken(
                 f"the engine reports finish='stop' but the last of its {len(sampled_ids)} ids is"
                 f" none of the stop tokens {sorted(self.stop_ids)}; pass chat.stop_ids to the"
                 " engine and keep the stop token in its ids"

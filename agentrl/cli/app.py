@@ -5,7 +5,11 @@ Bad input ends with one sentence on stderr and exit code 2; broken infrastructur
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+import traceback
+from types import TracebackType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -13,6 +17,7 @@ import typer
 from agentrl import __version__
 from agentrl.cli import audit, convert, doctor, environments, evaluate, images, train, view
 from agentrl.errors import AgentRLError, UserError
+from agentrl.records.plain import plain
 
 app = typer.Typer(
     name="agentrl",
@@ -35,6 +40,7 @@ app.add_typer(images.app, name="images")
 app.command()(train.demo)
 
 _INTERRUPTED = 130
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 # The command-line library's own error has no public name; its public descendant leads to it.
 _CommandLineError: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
@@ -43,6 +49,7 @@ _CommandLineError: Any = next(
 
 def main() -> None:
     """Entry point of the `agentrl` program."""
+    sys.excepthook = _trace
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
     except _CommandLineError as error:
@@ -55,8 +62,10 @@ def main() -> None:
         _fail(str(error), 2)
     except AgentRLError as error:
         _fail(f"{type(error).__name__}: {error}", 1)
-    except OSError as error:
-        if error.filename is None:
+    except Exception as error:
+        if any(word in str(error) for word in _FULL):  # also of libraries in other languages
+            _fail(f"the disk is full: make room, then run the same again ({error})", 1)
+        if not isinstance(error, OSError) or error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}", 2)
     if code == _INTERRUPTED:
@@ -64,8 +73,14 @@ def main() -> None:
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
+def _trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell of a bug; its message may quote an agent."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(plain(text, lines=True), file=sys.stderr, end="")
+
+
 def _fail(sentence: str, code: int) -> NoReturn:
-    print(f"agentrl: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"agentrl: {plain(' '.join(sentence.split()))}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.options import Json, Sandbox, Set, Trust, print_json, read_settings, trusted
+from agentrl.records.plain import plain
 
 _MOST_SHOWN = 4
-_MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-"}
+_MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-", "not judged": "NOT JUDGED"}
 
 
 def audit(  # noqa: PLR0913 - one parameter per option
@@ -30,9 +31,7 @@ def audit(  # noqa: PLR0913 - one parameter per option
     out: Annotated[Path | None, typer.Option(help="Folder for audit.json.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether an environment can be trusted, promise by promise, with evidence; exits 1 when
-    one is broken.
-    """
+    """Say whether an environment can be trusted, promise by promise; exits 1 when one does not hold."""
     from agentrl.evaluation.audit import PROMISES, AuditPlan
     from agentrl.evaluation.audit import audit as run
     from agentrl.registry import factory
@@ -73,12 +72,11 @@ def regrade(
         raise nothing
     print(f"{result['n_changed']} of {result['n_regraded']} scores changed; wrote {result['out']}")
     for why, count in result["skipped"].items():
-        print(f"left out {count}: {why}")
+        print(plain(f"left out {count}: {why}"))
     for row in result["changed"]:
-        print(
-            f"{'/'.join(map(str, row['key']))}: {row['old']['value']} -> {row['new']['value']}"
-            f" ({row['new']['why']})"
-        )
+        key = "/".join(map(str, row["key"]))
+        values = f"{row['old']['value']} -> {row['new']['value']}"
+        print(plain(f"{key}: {values} ({row['new']['why']})"))
     raise nothing
 
 
@@ -91,23 +89,31 @@ def _print_table(result: Mapping[str, Any], fix_hints: bool) -> None:
     for name in ("", "promise", "evidence"):
         table.add_column(name, overflow="fold")
     for row in result["rows"]:
-        style = {"broken": "bold red", "holds": "green"}.get(row["verdict"], "dim")
+        styles = {"broken": "bold red", "not judged": "bold yellow", "holds": "green"}
+        style = styles.get(row["verdict"], "dim")
         found = "; ".join(
             filter(
                 None, (f"{row['task']}: {row['why']}" if row["task"] else row["why"], *_facts(row))
             )
         )
-        table.add_row(Text(_MARKS[row["verdict"]], style), Text(row["words"]), Text(found))
+        table.add_row(Text(_MARKS[row["verdict"]], style), Text(row["words"]), Text(plain(found)))
         if fix_hints and row["verdict"] == "broken":
             table.add_row("", "", Text(f"fix: {row['hint']}", "italic"))
     console = Console(highlight=False)
     console.print(table)
-    count = sum(row["verdict"] == "broken" for row in result["rows"])
-    verdict = f"{count} promise{'s' * (count > 1)} broken" if count else "every promise holds"
+    verdict = _verdict([row["verdict"] for row in result["rows"]])
     console.print(
         f"{result['env']}: {verdict} ({result['tasks']} tasks, {result['seconds']:g} s)",
         soft_wrap=True,
     )
+
+
+def _verdict(verdicts: list[str]) -> str:
+    """What the rows come to, in words."""
+    words = {"broken": "broken", "not judged": "not judged"}
+    counts = {text: verdicts.count(name) for name, text in words.items() if name in verdicts}
+    told = [f"{count} promise{'s' * (count > 1)} {text}" for text, count in counts.items()]
+    return ", ".join(told) or "every promise holds"
 
 
 def _facts(row: Mapping[str, Any]) -> list[str]:

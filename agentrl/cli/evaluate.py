@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from agentrl.cli.options import (
     trusted,
 )
 from agentrl.errors import ConfigError
+from agentrl.records.plain import plain
 
 
 def evaluate(  # noqa: PLR0913 - one parameter per option
@@ -59,12 +61,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     out: Annotated[
         Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")
     ] = None,
+    allow_lost: Annotated[
+        int, typer.Option(min=0, help="Episodes that infrastructure may fail; more exit with 1.")
+    ] = 0,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a policy: unbiased pass@k with its interval, endings, cost; infrastructure failures
-    apart.
-    """
+    """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
     from agentrl.evaluation.run import EvalPlan, EvalProgress
     from agentrl.evaluation.run import evaluate as run
     from agentrl.evaluation.summary import summary_lines
@@ -110,5 +113,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     if as_json:
         print_json(result)
     else:
-        print("\n".join(summary_lines(result)))
-    raise typer.Exit(1 if result["n_episodes"] == result["n_failed_infra"] > 0 else 0)
+        print("\n".join(map(plain, summary_lines(result))))
+    lost = result["n_failed_infra"]
+    if lost > allow_lost:
+        print(
+            f"agentrl: infrastructure failed {lost} of {result['n_episodes']} episodes, which are"
+            " in no figure: play them again with the same --out, or accept them with"
+            f" --allow-lost {lost}",
+            file=sys.stderr,
+        )
+    raise typer.Exit(1 if lost > allow_lost or lost == result["n_episodes"] > 0 else 0)

@@ -1,6 +1,4 @@
-"""Public task formats turned into task files. Converting runs no code of a task; admission does
-that in a sandbox.
-"""
+"""Public task formats turned into task files. Converting runs no code; admission does, sandboxed."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import ast
 import builtins
 import difflib
 import json
+import re
 import sys
 import textwrap
 import warnings
@@ -22,15 +21,47 @@ from agentrl.types import Task
 from agentrl.verifiers.code.hidden import parse_python
 
 FILE = "solution.py"
+STRICT = '''
+def _agentrl_close(out, exp, rtol=1e-05, atol=1e-08, equal_nan=False):
+    """Whether numbers are close that stand in containers of equal shape, and NaN where NaN is."""
+    import numpy
+
+    def plain(value):
+        known = (numpy.ndarray, numpy.generic)
+        return value.tolist() if isinstance(value, known) else value
+
+    def close(one, other):
+        if isinstance(other, (list, tuple)):
+            return (
+                isinstance(one, (list, tuple))
+                and len(one) == len(other)
+                and all(close(plain(a), plain(b)) for a, b in zip(one, other))
+            )
+        for kind in (bool, (int, float), complex):
+            if isinstance(other, kind):
+                break
+        else:
+            return type(one) is type(other) and one == other
+        if not isinstance(one, kind) or isinstance(one, bool) != isinstance(other, bool):
+            return False
+        if one != one or other != other:
+            return one != one and other != other
+        return one == other or abs(one - other) <= atol + rtol * abs(other)
+
+    return close(plain(out), plain(exp))
+'''
+"""What takes the place of `numpy.allclose`, which broadcasts: it calls an empty list close to
+everything."""
+_LENIENT = re.compile(r"\b(?:np|numpy)\.(?:allclose|isclose|array_equal)\(")
 Row = Mapping[str, Any]
 
 
 def convert(format: str, source: str | Path, target: str | Path) -> int:
-    """Turn a file of a public format (plain or gzip, JSON lines or one JSON list) into a task file;
-    returns how many.
+    """Turn a file of a public format into a task file; returns how many tasks there are.
 
-    Formats: `mbpp` (the sanitized or the full file), `mbppplus` (MBPP+ in its original-format
-        release), `humaneval`.
+    The file is plain or gzip, JSON lines or one JSON list. Formats: `mbpp` (the sanitized or the
+    full file), `mbppplus` (MBPP+ in its original-format release), `humaneval`. Where a check
+    compares by `numpy.allclose`, it demands equal shapes and kinds as well.
 
     Raises:
         ConfigError: the format is unknown.
@@ -75,9 +106,14 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
+def _strict(check: str) -> str:
+    """A check in which numpy's lenient comparisons are strict ones."""
+    text, found = _LENIENT.subn("_agentrl_close(", check)
+    return STRICT + text if found else check
+
+
 def mbpp(row: Row) -> Task:
-    """A task of MBPP (Austin et al. 2021). The first assertion is the visible example; the others
-    are hidden.
+    """A task of MBPP (Austin et al. 2021): the first assertion is visible, the others are hidden.
 
     Where doing nothing would satisfy those others (there are none, or all say `assert not`), all
     are hidden.
@@ -108,8 +144,21 @@ def mbppplus(row: Row) -> Task:
     head, tail = "".join(lines[: loop.lineno - 1]), "".join(lines[loop.lineno - 1 :])
     setup = "\n".join(row.get("test_imports", []))
     body = f"{name} = candidate\n{tail}"
-    check = f"{setup}\n{head}\ndef check(candidate):\n{textwrap.indent(body, '    ')}\n"
+    check = f"{setup}\n{_asserting(head)}\ndef check(candidate):\n{textwrap.indent(body, '    ')}\n"
     return _mbpp_task("mbppplus", row, (row["prompt"], name, row["test_list"][:1]), check)
+
+
+def _asserting(head: str) -> str:
+    """The text before the loop; three rows compute in `assertion` what they forget to assert."""
+    module = parse_python(head)
+    for node in module.body:
+        if not isinstance(node, ast.FunctionDef) or node.name != "assertion":
+            continue
+        silent = not any(isinstance(inner, ast.Assert | ast.Raise) for inner in ast.walk(node))
+        if silent and "exact_match" in ast.unparse(node):
+            node.body.append(ast.parse("assert exact_match").body[0])
+            return ast.unparse(module)
+    return head
 
 
 def _mbpp_task(source: str, row: Row, words: tuple[str, str, list[str]], check: str) -> Task:
@@ -124,16 +173,14 @@ def _mbpp_task(source: str, row: Row, words: tuple[str, str, list[str]], check: 
     return Task(
         id=f"Mbpp/{number}",
         instruction=instruction,
-        hidden={"entry_point": name, "check": _with_names(check, row["code"], name)},
+        hidden={"entry_point": name, "check": _with_names(_strict(check), row["code"], name)},
         oracle={"files": {FILE: row["code"]}},
         metadata={"source": source},
     )
 
 
 def humaneval(row: Row) -> Task:
-    """A task of HumanEval (Chen et al. 2021); the prompt is the instruction, and its helper
-    functions come with it.
-    """
+    """A task of HumanEval (Chen et al. 2021): prompt and helper functions are the instruction."""
     code, name = row["prompt"] + row["canonical_solution"], row["entry_point"]
     return Task(
         id=str(row["task_id"]),
@@ -141,7 +188,7 @@ def humaneval(row: Row) -> Task:
             f"Complete the function `{name}` and write the module to the file"
             f" `{FILE}`.\n\n{row['prompt']}"
         ),
-        hidden={"entry_point": name, "check": _with_names(row["test"], code, name)},
+        hidden={"entry_point": name, "check": _with_names(_strict(row["test"]), code, name)},
         oracle={"files": {FILE: code}},
         metadata={"source": "humaneval"},
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import plain
 
 if TYPE_CHECKING:
     from agentrl.chat.settings import ChatSettings
@@ -124,4 +125,4 @@ def read_prices(text: str) -> tuple[float, float] | None:
 
 def print_json(result: Any) -> None:
     """One JSON object on a line of its own."""
-    print(json.dumps(result, ensure_ascii=False, default=str))
+    print(plain(json.dumps(result, ensure_ascii=False, default=str)))

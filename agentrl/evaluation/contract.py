@@ -21,7 +21,7 @@ from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
 from agentrl.tools import tools_of
 from agentrl.trajectory import Episode
-from agentrl.types import BadCall, Ending, Message, Task, ToolCall
+from agentrl.types import BadCall, Ending, EndReason, Message, Task, ToolCall
 
 SPLITS = ("train", "test")
 _TOOLS = "its tools are typed and documented"
@@ -99,7 +99,9 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
     yield _judged(
         "bad calls are answered, never a crash",
         rude,
-        lambda episode: episode.end.ending is not Ending.FAILED,
+        lambda episode: (
+            episode.end.ending is not Ending.FAILED and episode.end is not EndReason.AGENT_FAULT
+        ),
     )
     yield _guarded("gymnasium's check_env passes", lambda: _check_gym(make, sandbox))
 

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from agentrl.types import Task
 
 SHORTEST = 24
-"""Letters from which a text is told from chance; shorter values are looked for by planting
-canaries.
-"""
+"""Letters from which a text is no chance; shorter values are looked for by planting canaries."""
 
 SHOWN = 40
 """Letters from which a text of the task that the agent sees is no quotation by chance."""
@@ -29,11 +27,18 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def shown_secret(task: Task) -> str:
-    """A long text of the hidden part or the oracle that the agent's view of the task holds; empty
-    if there is none.
+    """A long text of hidden part or oracle that the agent is shown; empty if there is none.
+
+    A file of the oracle that is the same at the start is no secret: a repair leaves most as it was.
     """
     seen = list(texts_in(task.view().model_dump(mode="json")))
-    for secret in texts_in([task.hidden, task.oracle]):
+    files = task.oracle.get("files")
+    changed = dict(task.oracle)
+    if isinstance(files, dict):
+        changed["files"] = {
+            path: text for path, text in files.items() if task.files.get(path) != text
+        }
+    for secret in texts_in([task.hidden, changed]):
         secret = secret.strip()  # a quotation seldom keeps the last line end
         if len(secret) >= SHOWN and any(secret in text for text in seen):
             return secret

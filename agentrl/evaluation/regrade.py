@@ -117,9 +117,7 @@ def regrade(
         rollouts.close()
     rows = [_row(episode, score) for episode, score in zip(due, scores, strict=True)]
     out = _free_name(plan.run)
-    write_bytes_atomic(
-        out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    )
+    write_bytes_atomic(out, "".join(json.dumps(row) + "\n" for row in rows).encode())
     changed = [row for row in rows if row["changed"]]
     return {
         "run": str(plan.run),

@@ -20,6 +20,7 @@ from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
 from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
+from agentrl.records.owner import owned
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
@@ -109,11 +110,13 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         progress.note(in_words(policy.chat))
     pool = pool_for(env, plan.sandbox, plan.concurrency or None)
     run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
-    done = _recorded(plan, run)
-    if plan.out is not None:
-        claim(plan.out, describe(plan, env, tasks))
     played: list[Episode] = []
     with ExitStack() as parts:
+        if plan.out is not None:
+            parts.enter_context(owned(plan.out))
+        done = _recorded(plan, run)
+        if plan.out is not None:
+            claim(plan.out, describe(plan, env, tasks))
         writer = (
             parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
         )

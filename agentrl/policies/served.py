@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, Field, ValidationError
 
 from agentrl.chat.parsing import BAD_ARGUMENTS, Refused, decode
-from agentrl.errors import ConfigError, EngineError, boundary
+from agentrl.errors import AnswerFailed, ConfigError, EngineAway, boundary
 from agentrl.policies.base import Usage, turn_seed
 from agentrl.trajectory import Trajectory
 from agentrl.types import BadCall, EndReason, Json, Limits, Message, Task, ToolCall, ToolSpec
@@ -35,6 +35,11 @@ _NAME = re.compile(r"[^A-Za-z0-9_-]")
 _TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|prompt is too long|too many tokens", re.IGNORECASE
 )
+_FILTER = re.compile(r"content.?(filter|policy|management)|responsible.?ai", re.IGNORECASE)
+_FINISHED = ("stop", "tool_calls", "function_call", "length")
+_FILTERED = ("content_filter", "refusal", "safety")
+_NO_ROOM = (408, 409, 429, 502, 503, 504)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SEEDS = 1 << 31
 _MOST_TOKENS = 1 << 40
 
@@ -118,17 +123,21 @@ class ServedPolicy:
         if client is not None:
             await client.close()
 
-    async def complete(self, request: dict[str, Json]) -> _Reply | None:
-        """Ask for one completion; None if the conversation exceeds what the model takes.
+    async def complete(self, request: dict[str, Json]) -> _Reply | EndReason:
+        """Ask for one completion, or learn why the server gives none.
+
+        The reason is CONTEXT_LENGTH if the conversation exceeds what the model takes, and
+        CONTENT_FILTER if a filter refuses it.
 
         Raises:
-            EngineError: no answer in time, an answer that says it failed, or one that is no chat
-                completion.
-            ConfigError: the server refuses the key, or knows no such model or address.
+            EngineAway: the server cannot be reached, or has no room.
+            AnswerFailed: it gave no answer in time, one that says it failed, or one that is no
+                chat completion.
+            ConfigError: it refuses the key, or knows no such model or address.
         """
         import openai
 
-        async with boundary(EngineError, self.name):
+        async with boundary(AnswerFailed, self.name):
             try:
                 async with asyncio.timeout(self.timeout_s * (self.retries + 1)):
                     raw = await self._client().chat.completions.with_raw_response.create(
@@ -136,8 +145,8 @@ class ServedPolicy:
                     )
                     text = raw.text
             except openai.BadRequestError as error:
-                if _says_too_long(error):
-                    return None
+                if (reason := _refusal(error)) is not None:
+                    return reason
                 raise
             except (
                 openai.AuthenticationError,
@@ -147,14 +156,28 @@ class ServedPolicy:
                 raise ConfigError(
                     f"{self.name}: the server says no ({error.status_code}): {_line(error)}"
                 ) from error
+            except openai.APIStatusError as error:
+                if error.status_code in _NO_ROOM:
+                    raise EngineAway(f"{self.name}: {_line(error)}") from error
+                raise
+            except openai.APITimeoutError:
+                raise
+            except openai.APIConnectionError as error:
+                raise EngineAway(f"{self.name}: {_line(error)}") from error
         try:
-            return _Reply.model_validate_json(text)
-        except ValidationError as error:
+            # Not by pydantic's own reader, which refuses half of a surrogate pair: a model may
+            # well say one.
+            return _Reply.model_validate(_readable(json.loads(text)))
+        except (ValueError, RecursionError) as error:
+            if not isinstance(error, ValidationError):
+                raise AnswerFailed(
+                    f"{self.name}: the answer is no JSON ({_line(error)}): {text[:200]!r}"
+                ) from error
             why = (
                 f"{'.'.join(map(str, error.errors()[0]['loc'])) or 'body'}:"
                 f" {error.errors()[0]['msg']}"
             )
-            raise EngineError(
+            raise AnswerFailed(
                 f"{self.name}: the answer is no chat completion ({why}): {text[:200]!r}"
             ) from error
 
@@ -208,14 +231,16 @@ class _ServedPlayer:
             return Message.assistant(""), EndReason.MAX_TOKENS
         budget = min(self._limits.turn_tokens, left)
         reply = await self._policy.complete(self._request(history, tools, budget))
-        if reply is None:
-            return Message.assistant(""), EndReason.CONTEXT_LENGTH
+        if isinstance(reply, EndReason):
+            return Message.assistant(""), reply
         self._turn += 1
         self._sampled += reply.usage.completion_tokens
         self._prompt += reply.usage.prompt_tokens
         choice = reply.choices[0]
-        if choice.finish_reason not in ("stop", "tool_calls", "length"):
-            raise EngineError(
+        if choice.finish_reason in _FILTERED:
+            return choice.message.read(), EndReason.CONTENT_FILTER
+        if choice.finish_reason not in _FINISHED:
+            raise AnswerFailed(
                 f"{self._policy.name}: the server ended a turn by {choice.finish_reason!r}"
             )
         cut = choice.finish_reason == "length" or reply.usage.completion_tokens > budget
@@ -225,7 +250,7 @@ class _ServedPlayer:
         self, history: Sequence[Message], tools: Sequence[ToolSpec], budget: int
     ) -> dict[str, Json]:
         request: dict[str, Json] = {
-            "messages": request_messages(history),
+            "messages": _readable(request_messages(history)),
             "max_completion_tokens": budget,
             "seed": turn_seed(self._seed, self._turn) % _SEEDS,
         }
@@ -267,7 +292,7 @@ def _call_row(call: ToolCall | BadCall, number: str) -> dict[str, Json]:
         call = ToolCall("unreadable_call", {"text": call.text})
     function = {
         "name": _NAME.sub("_", call.name)[:64] or "nameless",
-        "arguments": json.dumps(dict(call.arguments)),
+        "arguments": json.dumps(_readable(dict(call.arguments))),
     }
     return {"id": call.id or number, "type": "function", "function": function}
 
@@ -340,8 +365,24 @@ def _client_class() -> Any:
     return AsyncOpenAI
 
 
-def _says_too_long(error: BadRequestError) -> bool:
-    return error.code == "context_length_exceeded" or bool(_TOO_LONG.search(error.message))
+def _refusal(error: BadRequestError) -> EndReason | None:
+    """Why a server refuses this conversation; None where the request itself is wrong."""
+    if error.code == "context_length_exceeded" or _TOO_LONG.search(error.message):
+        return EndReason.CONTEXT_LENGTH
+    if error.code == "content_filter" or _FILTER.search(error.message):
+        return EndReason.CONTENT_FILTER
+    return None
+
+
+def _readable(value: Json) -> Json:
+    """The same JSON with the replacement character for each surrogate, which UTF-8 has not."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return value
 
 
 def _line(error: Exception) -> str:

@@ -64,10 +64,10 @@ class _LineWriter:
         try:
             while written < len(line):
                 written += os.write(self._file, line[written:])
-        except OSError:
-            # A full disk must not leave half a line that the next record would continue.
+        except OSError as error:
+            # A full disk must not leave half a line for the next record to continue.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-            raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         if self._fsync:
             os.fsync(self._file)
 
@@ -193,7 +193,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
         ContractError: `obj` is not strict JSON.
     """
     try:
-        text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(obj, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path} cannot be written as JSON ({error}); use finite numbers and text"

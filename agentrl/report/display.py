@@ -4,6 +4,8 @@ stdout.
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from agentrl.records.plain import plain
 from agentrl.trajectory import Episode
 
 console = Console(stderr=True)
@@ -38,7 +41,7 @@ class EpisodeBar:
         """Begin counting anew."""
         with self._lock:
             self._passed = self._scored = self._failed = 0
-            self._progress.reset(self._task, total=total, description=label, rate="")
+            self._progress.reset(self._task, total=total, description=plain(label), rate="")
 
     def episode(self, episode: Episode) -> None:
         """One more."""
@@ -78,14 +81,18 @@ def episode_bar(label: str, *, quiet: bool = False) -> Iterator[EpisodeBar]:
 
 @contextmanager
 def step_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar over named steps, for as long as the block lasts; call it with the name of each before
-    it begins.
+    """A bar over named steps; call it with the name of each before it begins.
+
+    Where stderr is no terminal, each step is a line there.
     """
     with _progress() as progress:
         bar = progress.add_task(label, total=total, completed=-1)
+        begun = itertools.count(1)
 
         def step(name: str) -> None:
-            progress.update(bar, advance=1, description=f"{label} · {name}")
+            if not console.is_terminal:
+                print(plain(f"{label}: {next(begun)} of {total}, {name}"), file=sys.stderr)
+            progress.update(bar, advance=1, description=plain(f"{label} · {name}"))
 
         yield step
 

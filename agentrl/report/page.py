@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from agentrl.errors import UserError
 from agentrl.records.files import iter_episodes, read_metrics, write_bytes_atomic
+from agentrl.records.plain import plain
 from agentrl.report import panels, viewer
 from agentrl.report.charts import format_number, interval_svg, svg
 from agentrl.report.signs import find_signs
@@ -104,12 +105,13 @@ def _render(**context: Any) -> str:
     environment.filters["number"] = format_number
     script = (_TEMPLATES / "report.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         css=Markup((_TEMPLATES / "report.css").read_text()),
         js=Markup(script),
         js_hash=digest,
         **context,
     )
+    return plain(page, lines=True)
 
 
 def _script_json(data: Any) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, write_bytes_atomic, write_json_atomic
+from agentrl.records.plain import plain
 from agentrl.report.signs import LENGTH_FACTOR, REWARD_JUMP, WINDOW
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Message, Task, TaskView, ToolCall
@@ -293,7 +294,7 @@ def put_aside(
         episode.key: _transcript(episode, reasons[episode.key]) for episode in _last(run, reasons)
     }
     for key, text in texts.items():
-        write_bytes_atomic(folder / names[key], text.encode(errors="backslashreplace"))
+        write_bytes_atomic(folder / names[key], text.encode())
     result = {"flags": dict(sorted(kinds.items())), "to_read": index}
     write_json_atomic(folder / "index.json", result)
     return result
@@ -317,20 +318,23 @@ def _in_turns(flags: Sequence[Flag], kind: Callable[[Flag], str]) -> list[Flag]:
 
 
 def _transcript(episode: Episode, reasons: Sequence[str]) -> str:
+    """The conversation; what the agent wrote is indented, so that it cannot look like a heading."""
     lines = [
-        f"{'/'.join(map(str, episode.key))}",
-        f"reward {episode.reward}, {episode.end.value}: {episode.score.why}",
+        plain("/".join(map(str, episode.key))),
+        plain(f"reward {episode.reward}, {episode.end.value}: {episode.score.why}"),
     ]
-    lines += [f"put aside: {reason}" for reason in reasons]
+    lines += [plain(f"put aside: {reason}") for reason in reasons]
     for message in episode.messages:
+        name = f" {message.name}" if message.name else ""
+        lines += ["", plain(f"[{message.role}{name}]"), _indented(message.content)]
         lines += [
-            "",
-            f"[{message.role}{f' {message.name}' if message.name else ''}]",
-            message.content,
-        ]
-        lines += [
-            f"-> {json.dumps(call.arguments, default=str)} {call.name}" for call in _calls(message)
+            plain(f"-> {json.dumps(call.arguments, default=str)} {call.name}")
+            for call in _calls(message)
         ]
     for path, content in episode.artifacts.items():
-        lines += ["", f"[artifact {path}]", content.decode(errors="replace")]
+        lines += ["", plain(f"[artifact {path}]"), _indented(content.decode(errors="replace"))]
     return "\n".join(lines) + "\n"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in plain(text, lines=True).split("\n"))

@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from agentrl.aio import is_cancelled
 from agentrl.calls import Guard
 from agentrl.env import ToolEnv
-from agentrl.errors import (
-    EngineError,
-    InfraError,
-    SandboxLost,
-    ToolFault,
-    UserError,
-    VerifierError,
-    boundary,
-)
+from agentrl.errors import ToolFault, UserError, VerifierError, WallLimitMet, boundary
 from agentrl.policies.base import Player, Policy, usage_of
+from agentrl.rollout.blame import answers, blame, oracle
 from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
-from agentrl.types import Ending, EndReason, Message, Score, Task
+from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, grade
-
-Result = TypeVar("Result")
-
-_REASONS: dict[type[InfraError], EndReason] = {
-    SandboxLost: EndReason.SANDBOX_LOST,
-    EngineError: EndReason.ENGINE_ERROR,
-    ToolFault: EndReason.TOOL_FAULT,
-    VerifierError: EndReason.VERIFIER_ERROR,
-}
 
 
 @dataclass(frozen=True)
@@ -61,6 +43,10 @@ class Setting:
     deterministic: bool = False
     guard: Callable[[], Guard] | None = None
 
+    def witness(self) -> Setting:
+        """The same without the agent."""
+        return replace(self, policy=oracle(self.make()))
+
 
 @dataclass
 class _Progress:
@@ -71,43 +57,61 @@ class _Progress:
     artifacts: dict[str, bytes] = field(default_factory=dict)
     player: Player | None = None
     opening: int = 0
+    acting: bool = False  # whether it is the policy's turn
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the agent has said anything yet."""
+        return len(self.history) > self.opening or bool(self.player and self.player.trajectories)
 
     def __post_init__(self) -> None:
         self.runner = Runner(self.env)
 
 
 async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
-    """Play one episode from reset to score; a failure is recorded by name, without a score.
+    """Play one episode from reset to score; whatever breaks is recorded under its name.
+
+    What infrastructure broke has no score; what the agent broke has failed (see `blame`).
 
     Raises:
         UserError: the environment or the task is wrong for every episode alike.
     """
-    env = setting.make()
-    progress = _Progress(env)
+    progress = _Progress(setting.make())
     try:
-        end = await _act(setting, task, key, progress)
-        if end is EndReason.WALL_TIME and setting.deterministic:
-            end = EndReason.TIMEOUT
-            score = Score.failed(
-                f"the wall limit of {env.limits.wall_s:g} s was met in a deterministic run"
-            )
-        else:
-            score = await _judge(setting, task, key, progress, end)
+        end, score = await _attempt(setting, task, key, progress)
     except UserError:
         raise
-    except InfraError as error:
-        end, score = (
-            _REASONS.get(type(error), EndReason.INTERNAL_ERROR),
-            Score.failed(str(error) or repr(error)),
-        )
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        end = EndReason.INTERNAL_ERROR
-        score = Score.failed("".join(traceback.format_exception(error)))
-    if score.value is None and end.ending is not Ending.FAILED:
-        end = EndReason.VERIFIER_ERROR
+
+        async def witness() -> None:
+            if progress.acting:
+                env, opening = progress.env, progress.history[: progress.opening]
+                await answers(setting.policy, task, env.limits, opening, env.tools)
+            else:
+                await _attempt(setting.witness(), task, key, _Progress(setting.make()))
+
+        end, score = await blame(error, progress.spoke, task.threshold, witness)
     return _episode(progress, task, key, end, score)
+
+
+async def _attempt(
+    setting: Setting, task: Task, key: EpisodeKey, progress: _Progress
+) -> tuple[EndReason, Score]:
+    """Play and judge.
+
+    Raises:
+        Exception: whatever broke.
+    """
+    end = await _act(setting, task, key, progress)
+    if end is EndReason.WALL_TIME and setting.deterministic:
+        limit_s = progress.env.limits.wall_s
+        raise WallLimitMet(f"the wall limit of {limit_s:g} s was met in a deterministic run")
+    score = await _judge(setting, task, key, progress, end)
+    if score.value is None:
+        raise VerifierError(score.why)
+    return end, score
 
 
 async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
@@ -124,7 +128,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
             except TimeoutError:
                 if not clock.expired():
                     raise
-                end = EndReason.WALL_TIME
+                progress.acting, end = False, EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
                 progress.artifacts = await progress.runner.collect()
     return end
@@ -150,8 +154,10 @@ async def _converse(
         )
     progress.opening = len(history)
     while True:
+        progress.acting = True
         async with _paused(clock) if setting.deterministic else nullcontext():
             message, end = await player.act(history, env.tools)
+        progress.acting = False
         history.append(message)
         if end is not None:
             return end

@@ -11,6 +11,7 @@ from agentrl.aio import LoopThread
 from agentrl.engines.base import Weights
 from agentrl.errors import ConfigError, ContractError
 from agentrl.policies.base import Policy, TokenPolicy
+from agentrl.rollout.outage import Outage
 from agentrl.rollout.play import Setting, play
 from agentrl.trajectory import Episode, EpisodeKey, Group, Phase
 from agentrl.types import Ending, Task
@@ -122,6 +123,7 @@ class Rollouts:
         self._thread = LoopThread()
         self._dispatched: set[asyncio.Task[Any]] = set()
         self._room = asyncio.Semaphore(concurrency)
+        self._outage = Outage(setting.pool)
 
     def dispatch(
         self,
@@ -271,6 +273,7 @@ class Rollouts:
             await finished.put(_group(done[task.id, sample] for sample in range(batch.group_size)))
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
+        await self._outage.over()
         key = EpisodeKey(
             batch.setting.run, batch.step, task.id, sample, attempt, batch.phase, batch.draw
         )
@@ -281,6 +284,7 @@ class Rollouts:
             raise RuntimeError(
                 "on_episode called sys.exit; raise in the thread that calls next()"
             ) from error
+        await self._outage.after(episode)
         return episode
 
 

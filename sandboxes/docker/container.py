@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any
 
-from agentrl.errors import ConfigError, SandboxLost
+from agentrl.errors import BackendAway, ConfigError, SandboxLost
 from agentrl.sandboxes.docker.daemon import Daemon, remove
 from agentrl.sandboxes.docker.spec import Spec
 from agentrl.sandboxes.launch import STDERR_BYTES
@@ -119,7 +119,11 @@ class Container:
         return self._pieces.stderr.decode("utf-8", "replace").strip()
 
     async def cause(self) -> str:
-        """Why it ended, as the daemon saw it; empty if we ended it or the daemon does not say."""
+        """Why it ended, as the daemon saw it; empty where we ended it or the daemon does not say.
+
+        Raises:
+            BackendAway: the daemon does not answer, or was told by somebody to kill it.
+        """
         if self._closed_by_us:
             return ""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._ask_cause)
@@ -128,17 +132,19 @@ class Container:
         try:
             seen = list(self._events())
         except SandboxLost:
-            return f"the Docker daemon at {self._daemon.url} does not answer"
+            raise BackendAway(f"the Docker daemon at {self._daemon.url} does not answer") from None
         ended = next(
             (event["Actor"]["Attributes"] for event in seen if event["Action"] == "die"), None
         )
         actions = {event["Action"] for event in seen}
         if ended is None:
             return ""
-        if ended.get("exitCode") == "137" and "oom" in actions and "kill" not in actions:
+        if "kill" in actions:
+            raise BackendAway("its container was killed from outside")
+        if ended.get("exitCode") == "137" and "oom" in actions:
             return "the kernel killed it when the memory of its container ran out: raise memory_mb"
         if ended.get("exitCode") == "137":
-            return "its container was killed from outside"
+            return "its container was killed, which the daemon did not do"
         return f"its container ended with exit code {ended.get('exitCode')}"
 
     def _events(self) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,8 @@ MANIFEST_BYTES = 2 << 30  # of content to hash: a sparse file takes no room, but
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 ODD = (b"", b".", b"..")
+# What says nothing about a file: this program or its machine lacks something.
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 def unlock(parent: int, name: str | bytes) -> None:
@@ -233,17 +235,9 @@ def get_file(root: int, path: bytes, cap: int) -> bytes | None:
             cap -= len(chunk)
         return b"".join(chunks) if cap >= 0 else None
     except OSError as error:
-        absent = (
-            errno.ENOENT,
-            errno.ENOTDIR,
-            errno.ELOOP,
-            errno.EACCES,
-            errno.ENXIO,
-            errno.ENAMETOOLONG,
-        )
-        if error.errno in absent:
-            return None
-        raise
+        if error.errno in SCARCE:
+            raise
+        return None  # whatever its owner did to it: a lease on it gives EAGAIN, for example
     finally:
         os.close(at)
 

@@ -484,3 +484,39 @@ def test_training_tells_nobody(monkeypatch):
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
     with train_command._training_parts():
         assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"
+
+
+LOSES = """
+from agentrl import Score, Task, ToolEnv
+
+class Loses(ToolEnv):
+    id = "loses-v0"
+
+    def tasks(self, split, seed):
+        for number in range(4):
+            yield Task(id=str(number), instruction="x", hidden={"a": number})
+
+    async def verifier(submission):
+        return Score.failed("away") if submission.task.id == "1" else Score(1.0)
+"""
+
+
+@pytest.mark.parametrize(("allowed", "code"), [((), 1), (("--allow-lost", "1"), 0)])
+def test_lost_episodes_are_not_passed_over(run, tmp_path, allowed, code):
+    (tmp_path / "loses.py").write_text(LOSES)
+    got, out, err = run("eval", f"{tmp_path / 'loses.py'}:Loses", "--sandbox", "process", *allowed)
+    assert (got, "pass@1 1.0000" in out) == (code, True)
+    assert ("failed 1 of 4 episodes" in err and "--allow-lost 1" in err) == bool(code)
+
+
+def test_a_full_disk_is_one_sentence(run, monkeypatch):
+    import errno
+
+    from agentrl.evaluation import run as evaluation
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(evaluation, "evaluate", full)
+    code, _, err = run("eval", "calc-v0", "--limit", "1")
+    assert code == 1 and len(err.strip().splitlines()) == 1 and "the disk is full" in err

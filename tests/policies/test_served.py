@@ -137,7 +137,7 @@ GARBAGE = {
     "text is a number": completion(7),
     "no usage": Answer({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}),
     "negative tokens": completion("x", usage=(-1, 2)),
-    "an end of its own": completion("x", finish="content_filter"),
+    "an end of its own": completion("x", finish="abort"),
 }
 
 

@@ -164,7 +164,7 @@ def test_flagged_best_and_random_episodes_are_put_aside_and_records_stay(tmp_pat
     }
     assert (
         "put aside: exploit_name" in texts["000.txt"]
-        and "[artifact s.py]\nimport atexit" in texts["000.txt"]
+        and "[artifact s.py]\n  import atexit" in texts["000.txt"]
     )
     assert (
         put_aside(tmp_path, top=1, sample=2) == found

@@ -279,18 +279,31 @@ def test_a_wall_limit_within_a_command_is_graded(bubblewrap):
         assert pool.counts.opened == 1 and pool.counts.replaced == 0
 
 
-def test_in_a_deterministic_run_the_clock_decides_no_reward(bubblewrap):
+def test_who_lets_the_clock_of_a_deterministic_run_end_it_has_failed(bubblewrap):
     pool = open_pool("bubblewrap", size=1)
     with rollouts(
         Slow, script(*HANG), pool=pool, deterministic=True, concurrency=1, retries=1
     ) as playing:
         (group,) = playing.gather(tasks_of(1), 0)
     (episode,) = group.episodes
-    assert (
-        episode.end is EndReason.TIMEOUT
-        and episode.score.value is None
-        and episode.key.attempt == 1
-    )
+    assert (episode.end, episode.score.value) == (EndReason.AGENT_FAULT, 0.0)
+    assert episode.score.why.startswith("timeout where a witness") and episode.key.attempt == 0
+
+
+class Sleepy(Slow):
+    """Nobody keeps its wall limit."""
+
+    async def on_text(self, message):
+        await asyncio.sleep(1000)
+
+
+def test_in_a_deterministic_run_the_clock_decides_no_reward(bubblewrap):
+    pool = open_pool("bubblewrap", size=1)
+    with rollouts(Sleepy, script(YES), pool=pool, deterministic=True, concurrency=1) as playing:
+        (group,) = playing.gather(tasks_of(1), 0)
+    (episode,) = group.episodes
+    assert (episode.end, episode.score.value) == (EndReason.TIMEOUT, None)
+    assert "a witness without the agent failed too" in episode.failure
 
 
 def test_a_deterministic_run_needs_a_sandbox_for_every_episode():

@@ -246,3 +246,15 @@ def test_bad_parts_and_settings_are_refused():
             ensemble_lower(parts_of([1.0]), k)
     with pytest.raises(ConfigError, match="weight of 'a'"):
         weighted({"a": (of(1.0), float("nan"))})
+
+
+def test_the_reasons_of_the_parts_are_kept():
+    async def because(submission):
+        return Score(0.5, {}, "two of four lines")
+
+    async def silent(submission):
+        return Score(1.0)
+
+    verifier = weighted({"lines": (because, 1.0), "form": (silent, 0.5)})
+    score = asyncio.run(verifier(Submission(Task(id="t", instruction=""), (), EndReason.ANSWERED)))
+    assert (score.value, score.why) == (1.0, "lines 0.5 (two of four lines); form 1")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.records.owner import owned
+from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import EpisodeBar, console, episode_bar
 from agentrl.report.page import write_report
@@ -71,6 +73,7 @@ def train_with_display(
     report = None
     check_trackers(log_to)
     with (
+        owned(folder),
         episode_bar("starting") as bar,
         Run(config, folder, resume=resume, listen=follow(bar, config)) as run,
     ):
@@ -113,7 +116,9 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
         elif kind == "chat":
             console.print(what, highlight=False, soft_wrap=True)
         elif kind == "warning":
-            console.print(f"[yellow]{what}[/yellow]", highlight=False, soft_wrap=True)
+            console.print(
+                plain(what), style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
         elif kind == "metrics":
             console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
 

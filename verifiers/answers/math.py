@@ -1,5 +1,4 @@
-"""Equality of mathematical answers, as the library math-verify finds it (`pip install
-'agentrl[math]'`).
+"""Equality of mathematical answers, by the library math-verify: `pip install 'agentrl[math]'`.
 
 The library computes with what the agent wrote, without bounds, and its own time limit is a signal
 handler that works in no thread. So it runs in warm processes of its own (see `math_worker`), whose
@@ -23,12 +22,11 @@ from typing import Any
 
 from agentrl.errors import ConfigError, VerifierError
 from agentrl.types import Json
+from agentrl.verifiers.answers.math_forms import answered, has_the_form
 from agentrl.verifiers.answers.text import TextVerifier, last_boxed, on_answer
 
 Request = tuple[str, str | None, float]
-"""What is expected, what was answered (None: only look whether the expectation can be read), and
-`cpu_s`.
-"""
+"""What is expected, what was answered (None: can the expectation be read?), and `cpu_s`."""
 
 LONGEST = 2000
 WALL_S = 300.0
@@ -36,14 +34,13 @@ _WORKER = Path(__file__).with_name("math_worker.py")
 
 
 def math_answer(*, cpu_s: float = 5.0) -> TextVerifier:
-    """A verifier: 1.0 if the final answer equals `hidden["answer"]` (LaTeX or plain)
-    mathematically, else 0.0.
+    """A verifier: 1.0 if the final answer equals `hidden["answer"]` as mathematics, else 0.0.
 
     The final answer is looked for after the last `####`: there, or else in the whole text, it is
     the last `\\boxed{}`; where there is no box, it is what math-verify finds in the last 2,000
     characters. The expected answer is given with or without its box. What counts as equal is
     math-verify's: 1/2, 0.5 and \\frac12 are, x=5 and 5, 50\\% and 50, and 5 with and without a
-    unit.
+    unit. Beyond that the answer must have the form of one: see `math_forms.has_the_form`.
 
     An answer that is no mathematics, that is longer than 2,000 characters in its box, or takes more
     than 1 GB of memory or `cpu_s` seconds of processor time to compare is wrong.
@@ -56,7 +53,7 @@ def math_answer(*, cpu_s: float = 5.0) -> TextVerifier:
         raise ConfigError(f"cpu_s={cpu_s} must be positive and below {WALL_S:g}")
 
     async def match(answer: str, expected: Json) -> bool:
-        gold, target = _gold(expected), _target(answer)
+        gold, target = _gold(expected), _target(answer, expected)
         found = await _workers().ask((gold, target, cpu_s))
         if "ended" in found and target is not None:
             found = await _workers().ask((gold, None, cpu_s))
@@ -64,7 +61,8 @@ def math_answer(*, cpu_s: float = 5.0) -> TextVerifier:
             raise ValueError(
                 f"is {expected!r}, which math-verify cannot read; give a mathematical expression"
             )
-        return bool(found["equal"])
+        written = answered(str(expected), _written(answer, found))
+        return bool(found["equal"]) and has_the_form(last_boxed(gold) or gold, written)
 
     return on_answer(match)
 
@@ -79,13 +77,19 @@ def _gold(expected: Json) -> str:
     return _box(text if boxed is None else boxed)
 
 
-def _target(answer: str) -> str | None:
+def _written(answer: str, found: dict[str, Any]) -> str:
+    """What was compared: the content of the box, or else what math-verify found."""
+    boxed = last_boxed(answer.rpartition("####")[2])
+    return str(found.get("target", "")) if boxed is None else boxed
+
+
+def _target(answer: str, expected: Json) -> str | None:
     """The text that math-verify is to read; None if there is none that it could."""
     final = answer.rpartition("####")[2]
     boxed = last_boxed(final)
     if boxed is None:
         return final[-LONGEST:]
-    return _box(boxed) if len(boxed) <= LONGEST else None
+    return _box(answered(str(expected), boxed)) if len(boxed) <= LONGEST else None
 
 
 def _box(text: str) -> str:

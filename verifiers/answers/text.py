@@ -27,8 +27,7 @@ _TAIL = 4000
 
 
 def on_answer(match: Match) -> TextVerifier:
-    """A verifier of a predicate `(answer, expected) -> bool`: 1.0 if any of the expected answers
-    matches, else 0.0.
+    """A verifier by `match(answer, expected)`: 1.0 if any of the expected answers matches, else 0.0.
 
     A predicate that takes long is an async one, so that it does not hold up the loop.
 
@@ -68,8 +67,7 @@ def expected_answers(task: Task) -> list[Json]:
 
 
 def exact_match(*, ignore_case: bool = False) -> TextVerifier:
-    """The whole answer equals the expected text, with the space around it and between words made
-    equal.
+    """The whole answer equals the expected text; space around it and between words is made equal.
 
     Args:
         ignore_case: also make upper and lower case equal.
@@ -88,9 +86,8 @@ def exact_match(*, ignore_case: bool = False) -> TextVerifier:
     return on_answer(match)
 
 
-def numeric(*, rtol: float = 1e-6, atol: float = 1e-9) -> TextVerifier:
-    """The last number of the answer equals the expected number (see `last_number` for what counts
-    as one).
+def numeric(*, rtol: float = 1e-6, atol: float = 0.0) -> TextVerifier:
+    """The last number of the answer, as `last_number` reads it, equals the expected number.
 
     Two whole numbers must be equal exactly, however long. Otherwise they may differ by `max(atol,
     rtol * |expected|)`. What is no finite number equals nothing.
@@ -137,9 +134,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{}`, to the end where that is not closed; None where there is
-    none.
-    """
+    """What stands in the last `\\boxed{}`, closed or not; None where there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

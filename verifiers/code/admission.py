@@ -18,6 +18,7 @@ from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, Verifier
 from agentrl.verifiers.code.hidden import FORMS, Tests, parse_python, read_hidden
 from agentrl.verifiers.code.mutants import mutants
+from agentrl.verifiers.code.stubs import possible, screened, stub_of
 
 Kind = Literal["hidden", "oracle", "artifacts", "vacuous"]
 
@@ -62,7 +63,7 @@ async def admit(
 async def admit_task(
     task: Task, verifier: Verifier, pool: SandboxPool | None, *, untrusted: bool = False
 ) -> Refusal | None:
-    """Check one task: statically, then by grading its reference, a stub of it, and its start state.
+    """Check one task: statically, then by grading its reference, stubs of it, and its start state.
 
     Raises:
         SandboxLost: the grader sandbox died.
@@ -94,6 +95,35 @@ async def admit_task(
                 "vacuous",
                 f"{name} passes too; let field hidden assert what the task asks for",
             )
+    returned = await _constant(task, reference, verifier, pool, untrusted)
+    if returned is not None:
+        why = (
+            f"a function that returns {returned} whatever it is given passes too; let field hidden"
+            " compare type, length and value of what the task asks for"
+        )
+        return Refusal(task.id, "vacuous", why)
+    return None
+
+
+async def _constant(
+    task: Task,
+    reference: Mapping[str, str],
+    verifier: Verifier,
+    pool: SandboxPool | None,
+    untrusted: bool,
+) -> str | None:
+    """What a stub returns that passes a code task; None if none does."""
+    if not FORMS & set(task.hidden):
+        return None
+    screen = screened(task)
+    if screen is not None:
+        score = await verifier(_submission(screen, reference, "", pool, untrusted))
+        if score.value is not None and not _passes(score, task):
+            return None
+    for returned in possible(read_hidden(task)):
+        stub = stub_of(task, returned)
+        if _passes(await verifier(_submission(task, stub, "", pool, untrusted)), task):
+            return returned
     return None
 
 

@@ -13,11 +13,10 @@ Got = TypeVar("Got")
 def count_pairs(
     wants: Sequence[Want], gots: Sequence[Got], fits: Callable[[Want, Got], bool]
 ) -> int:
-    """How many wants can have a got of their own that fits: the size of a maximum bipartite
-    matching (Berge 1957).
+    """The size of a maximum matching (Berge 1957): how many wants can have a got of their own.
 
     Taking the first that fits is not enough: an item that fits two wants may be needed by the other
-        one.
+    one.
     """
     taken: dict[int, int] = {}
     for start in range(len(wants)):
@@ -37,9 +36,7 @@ def _search(
     fits: Callable[[Want, Got], bool],
     taken: dict[int, int],
 ) -> _Path | None:
-    """Pairs (want, got) of an augmenting path from `start` to a free got, breadth first; None if
-    there is none.
-    """
+    """Pairs (want, got) of an augmenting path from `start` to a free got; None if there is none."""
     reached: dict[int, int] = {}
     due = deque([start])
     while due:

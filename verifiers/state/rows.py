@@ -1,9 +1,7 @@
-"""Comparing tables of rows: types are exact, floats have a tolerance, and the order of rows is free
-unless asked for.
+"""Comparing tables of rows: types are exact, floats have a tolerance, the order of rows is free.
 
 A table is a sequence of rows, a row maps column names to values: None, bool, int, float, str,
-    bytes, or lists and
-objects of these.
+bytes, or lists and objects of these.
 """
 
 from __future__ import annotations
@@ -102,9 +100,7 @@ def _difference(wants: list[Row], gots: list[Row], name: str, rules: Rules) -> s
 
 
 def _count_paired(wants: list[Row], gots: list[Row], fits: Callable[[Row, Row], bool]) -> int:
-    """Rows that can be paired: rows that differ in more than floats never fit, so each shape is for
-    itself.
-    """
+    """How many rows can be paired. Rows that differ in more than floats never fit each other."""
     shapes: dict[Any, tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((wants, gots)):
         for row in rows:

@@ -1,9 +1,8 @@
-"""State-based verifiers: what the agent left behind against what should be there, whatever way it
-took.
+"""State-based verifiers: what the agent left behind against what should be there.
 
 The write set is declared: what is expected, and what `may_write` lists. A change outside it fails
-    and is named. Only
-declared artifacts leave the agent's sandbox, so state that no artifact holds is not seen.
+and is named. Only declared artifacts leave the agent's sandbox, so state that no artifact holds is
+not seen.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ def file_state() -> StateVerifier:
 def judge_files(
     before: Tree, after: Tree, expected: Mapping[str, bytes | None], may_write: Iterable[str]
 ) -> Score:
-    """The score of a tree: every expected file as expected (None: absent), every other one as
-    before.
-    """
+    """The score of a tree: expected files as expected (None: absent), every other one as before."""
     wrong = sorted(path for path, content in expected.items() if after.get(path) != content)
     free = tuple(may_write)
     outside = sorted(
@@ -77,10 +74,9 @@ def _covers(entry: str, path: str) -> bool:
 
 
 def json_state(*, rtol: float = 0.0, atol: float = 0.0) -> StateVerifier:
-    """A verifier of the tables `{name: [row]}` in a JSON artifact; see `sqlite_state` for the
-    fields and the rules.
+    """A verifier of the tables `{name: [row]}` in a JSON artifact, by the rules of `sqlite_state`.
 
-    `hidden["state"]` is the path of the artifact.
+    `hidden["state"]` is the path of the artifact. An object with one key twice cannot be read.
     """
     tolerance = Tolerance(rtol, atol)
 
@@ -98,7 +94,7 @@ def json_state(*, rtol: float = 0.0, atol: float = 0.0) -> StateVerifier:
 
 def _judge_json(path: str, content: bytes, expected: Tables, rules: Rules) -> Score:
     try:
-        found = json.loads(content)
+        found = json.loads(content, object_pairs_hook=_once)
         if not _are_tables(found):
             return Score(0.0, {}, f"{path} does not map table names to lists of rows")
         return judge_tables(expected, found, rules)
@@ -106,9 +102,20 @@ def _judge_json(path: str, content: bytes, expected: Tables, rules: Rules) -> Sc
         return Score(0.0, {}, f"{path} is no readable JSON")
 
 
+def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """An object whose keys all differ: of two values for one key, readers take either.
+
+    Raises:
+        ValueError: a key stands there twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return found
+
+
 def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) -> StateVerifier:
-    """A verifier of an SQLite database that is an artifact: 1.0 if its rows are the expected ones,
-    else 0.0.
+    """A verifier of an SQLite database: 1.0 if its rows are the expected ones, else 0.0.
 
     `hidden["database"]` is its path, and `hidden["tables"]` the whole expected content: `{name:
     [{column: value}]}`. `hidden["may_write"]` lists tables, and columns as `table.column`, that may
@@ -173,9 +180,7 @@ def judge_tables(
 async def _read_database(
     submission: Submission, content: bytes, python: str
 ) -> dict[str, Any] | None:
-    """What the reader in the sandbox wrote, or None: it ended before it could, or wrote something
-    else.
-    """
+    """What the reader in the sandbox wrote; None if it wrote nothing, or something else."""
     assert submission.pool is not None
     async with submission.pool.lease("grader", untrusted=submission.untrusted) as sandbox:
         await sandbox.put({_DATABASE: content})

@@ -1,6 +1,4 @@
-"""Can this environment be trusted? One row per promise, each with its evidence. `agentrl audit`
-runs it.
-"""
+"""Can this environment be trusted? One row per promise, each with its evidence."""
 
 from __future__ import annotations
 
@@ -209,7 +207,7 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
         "split": plan.split,
         "tasks": len(tasks),
         "sandbox": pool.backend.name if env.needs_sandbox else "none",
-        "ok": all(row["verdict"] != "broken" for row in rows),
+        "ok": all(row["verdict"] in ("holds", "not applicable") for row in rows),
         "rows": rows,
         "seconds": round(time.monotonic() - started, 2),
     }

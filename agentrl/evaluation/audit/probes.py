@@ -10,6 +10,9 @@ from typing import Protocol
 
 from agentrl.types import Task
 from agentrl.verifiers.attacks import attacks_for
+from agentrl.verifiers.code.admission import check_task
+from agentrl.verifiers.code.hidden import FORMS, read_hidden
+from agentrl.verifiers.code.stubs import possible, stub_of
 
 _EQUAL = """class Anything:
     __eq__ = lambda self, other: True
@@ -95,11 +98,18 @@ def probes(task: Task) -> Iterator[Probe]:
             yield Probe(name, dict.fromkeys(rest, text.encode()))
 
 
+def stubs(task: Task) -> Iterator[Probe]:
+    """Functions that return one constant, for code tasks with a reference that says their names."""
+    if FORMS & set(task.hidden) and check_task(task) is None:
+        for returned in possible(read_hidden(task)):
+            files = {path: text.encode() for path, text in stub_of(task, returned).items()}
+            yield Probe(f"always returns {returned}", files)
+
+
 def every_attack(task: Task) -> Iterator[Attack]:
-    """The probes, and the catalogue but for what only knows the visible examples: that is a promise
-    of its own.
-    """
+    """The probes, the stubs, and the catalogue but for what only knows the visible examples."""
     yield from probes(task)
+    yield from stubs(task)
     for attack, payload in attacks_for(task) if task.artifacts else ():
         if attack.number not in _OWN_ROW:
             yield Probe(f"{attack.number} {attack.name}", payload.files, payload.script)

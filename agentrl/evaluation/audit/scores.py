@@ -15,6 +15,7 @@ from agentrl.evaluation.audit.stage import (
     earns,
     holds,
     not_applicable,
+    not_judged,
     passes,
     went_wrong,
 )
@@ -147,13 +148,13 @@ async def impossible_fails(stage: Stage) -> Finding:
     if wrong:
         variant, score = wrong[0]
         return broken(variant.id, f"a wrong expected value is not noticed: {score.why}", **counts)
+    if all(score.value is None for score in scores):
+        return not_judged(f"no variant got a verdict: {scores[0].why}", **counts)
     return holds(**counts)
 
 
 async def gradings_agree(stage: Stage) -> Finding:
-    """One submission gets one score, however often it is graded: the oracle's, and the untouched
-    start state.
-    """
+    """One submission, the oracle's or the untouched start, gets one score, however often graded."""
     rows: list[tuple[str, Submission]] = []
     for task in stage.tasks:
         rows.append((task.id, await stage.hand_in(task, Probe("nothing"))))
@@ -171,6 +172,8 @@ async def gradings_agree(stage: Stage) -> Finding:
         task_id, seen = wrong[0]
         shown = ", ".join(sorted(map(str, seen))[:5])
         return broken(task_id, f"{GRADINGS} gradings of one submission gave {shown}", **counts)
+    if all(seen == {None} for seen in values):
+        return not_judged(f"no grading gave a verdict: {scores[0][0].why}", **counts)
     return holds(**counts)
 
 

@@ -27,7 +27,7 @@ REPLAYS = 3
 SCRIPT_S = 20.0
 """Seconds that an attack's script may run."""
 
-Verdict = Literal["holds", "broken", "not applicable"]
+Verdict = Literal["holds", "broken", "not applicable", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ def holds(**evidence: Any) -> Finding:
 def broken(task: str, why: str, **evidence: Any) -> Finding:
     """The promise is broken, first by this task."""
     return Finding("broken", why, evidence, task)
+
+
+def not_judged(why: str, **evidence: Any) -> Finding:
+    """Nothing that was tried gave a verdict, so nothing is known."""
+    return Finding("not judged", why, evidence)
 
 
 def not_applicable(why: str, **evidence: Any) -> Finding:

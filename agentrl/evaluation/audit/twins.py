@@ -1,16 +1,19 @@
-"""Tasks that are the same task: within a split they waste work, across splits they make held-out
-scores worthless.
+"""Tasks that are the same task: twice in a split, or in two of them.
+
+Within a split they waste work, across splits they make held-out scores worthless.
 
 Two texts are compared by the Jaccard similarity of their shingles, |A ∩ B| / |A ∪ B| (Broder 1997).
 Names that the task's own code defines are numbered in the order in which they appear, so a renamed
 twin is a twin. Shingles that many tasks share (a common instruction, a common test file) are no
-evidence and are left out.
+evidence and are left out. Across splits, tasks are twins as well that differ in no more than a
+serial number: what is shown with numbers taken out, hidden part, reference and metadata are equal.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,18 +28,28 @@ NEAR = 0.9
 _WIDTH = 5
 _COMMON_SHARE = 0.2
 _COMMON_LEAST = 10
+_SERIAL_FIELDS = {"id", "index", "number", "no", "serial", "seed", "split", "row"}
+_TELLING = 60
+"""Letters of files, hidden part, reference and metadata that are no chance when they are equal."""
+
+_NUMBER = re.compile(r"\b(?:train|test|dev|val|valid|validation|eval)\b|[0-9a-f]{8,}|\d+")
+_SERIAL = re.compile(
+    r"\b(?:(?:train|test|dev|val|task|problem|question|item|case|variant|order|ticket|exercise|number"
+    r"|example|serial|id|no|nr)\b[-_ #:.]*)+\d+|#\s*\d+|^\W*(?:\w+[-_ #]){0,3}\d+\s*[:.)\]]",
+    re.IGNORECASE,
+)
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 async def tasks_differ(stage: Stage) -> Finding:
-    """No task stands twice in a split, and none, not even renamed or nearly the same, in two of
-    them.
-    """
+    """No task stands twice in a split, and none in two of them, not even renamed or renumbered."""
     rows = [(split, task) for split, tasks in stage.splits.items() for task in tasks]
     exact = {index: _plain(task) for index, (_, task) in enumerate(rows)}
     pairs = {pair: 1.0 for pair in _equal_pairs(exact)}
     near = dict(near_pairs([renamed(task) for _, task in rows]))
-    across = [pair for pair in pairs.keys() | near.keys() if rows[pair[0]][0] != rows[pair[1]][0]]
+    numbered = set(_equal_pairs({index: _numberless(task) for index, (_, task) in enumerate(rows)}))
+    alike = pairs.keys() | near.keys() | numbered
+    across = [pair for pair in alike if rows[pair[0]][0] != rows[pair[1]][0]]
     within = [pair for pair in pairs if rows[pair[0]][0] == rows[pair[1]][0]]
     counts = {
         "tasks": {split: len(tasks) for split, tasks in stage.splits.items()},
@@ -50,8 +63,10 @@ async def tasks_differ(stage: Stage) -> Finding:
     wrong = sorted(within if stage.env.one_split else [*across, *within])
     if wrong:
         (_, one), (_, other) = (rows[index] for index in wrong[0])
-        alike = f"is {near[wrong[0]]:.0%} like" if wrong[0] in near else "is the same as"
-        return broken(other.id, f"it {alike} {one.id} ({rows[wrong[0][0]][0]})", **counts)
+        words = "is the same as"
+        if wrong[0] not in pairs:
+            words = f"is {near[wrong[0]]:.0%} like" if wrong[0] in near else "is, renumbered,"
+        return broken(other.id, f"it {words} {one.id} ({rows[wrong[0][0]][0]})", **counts)
     return holds(**counts)
 
 
@@ -61,6 +76,19 @@ def _plain(task: Task) -> str:
         [task.instruction, *(f"{path}\n{task.files[path]}" for path in sorted(task.files))]
     )
     return " ".join(text.lower().split())
+
+
+def _numberless(task: Task) -> str:
+    """All of a task without its serial number.
+
+    Where little else tells tasks apart, a number is taken out only if it is one by its place: in a
+    sum, each number counts.
+    """
+    metadata = {name: value for name, value in task.metadata.items() if name not in _SERIAL_FIELDS}
+    rest = json.dumps([task.files, task.hidden, task.oracle, metadata], sort_keys=True, default=str)
+    shown = task.instruction.replace(task.id, "")
+    taken_out = _NUMBER if len(rest) >= _TELLING else _SERIAL
+    return " ".join(re.findall(r"\w+", taken_out.sub(" ", shown.lower()))) + rest
 
 
 def renamed(task: Task) -> list[str]:

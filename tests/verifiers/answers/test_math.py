@@ -1,6 +1,4 @@
-"""Mathematical answers: what math-verify calls equal, what it cannot be made to do, and whose fault
-it is.
-"""
+"""Mathematical answers: what counts as equal, and what math-verify cannot be made to do."""
 
 from __future__ import annotations
 
@@ -78,6 +76,92 @@ def test_different_answers():
         ("5", "\\boxed{1, 2, 3, 4, 5}"),
     ]
     assert judge(*pairs) == [0.0] * len(pairs)
+
+
+RESTATED = {
+    "5050": [
+        "\\sum_{k=1}^{100} k",
+        "\\displaystyle\\sum\\limits_{k=1}^{100} k",
+        "x = \\sum_{k=1}^{100} k",
+        "5050 = \\sum_{k=1}^{100} k",
+        "\\frac{100 \\cdot 101}{2}",
+        "\\binom{101}{2}",
+        "1+5049",
+    ],
+    "\\frac{1}{3}": ["\\int_0^1 x^2 dx", "\\int_{0}^{1} x^{2} \\, \\mathrm{d}x"],
+    "1": ["\\lim_{x\\to 0}\\frac{\\sin x}{x}", "\\gcd(4, 9)", "\\sin(\\pi/2)"],
+    "-2": [
+        "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}",
+        "\\det\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+    ],
+    "2x": ["\\frac{d}{dx} x^2"],
+    "\\frac{\\pi^2}{6}": ["\\sum_{n=1}^\\infty \\frac{1}{n^2}"],
+    "6": ["\\prod_{k=1}^3 k", "3!", "\\operatorname{lcm}(2, 3)", "2 \\cdot 3", "12/2"],
+}
+
+
+def test_the_question_restated_is_no_answer():
+    pairs = [(gold, text) for gold, texts in RESTATED.items() for text in texts]
+    boxed = [(gold, f"\\boxed{{{text}}}") for gold, text in pairs]
+    assert {pair: score for pair, score in zip(boxed, judge(*boxed), strict=True) if score} == {}
+    plain = [(gold, f"The answer is ${text}$.") for gold, text in pairs]
+    assert {pair: score for pair, score in zip(plain, judge(*plain), strict=True) if score} == {}
+
+
+def test_an_operation_that_the_expected_answer_has_may_stand_in_the_answer():
+    pairs = [
+        ("\\binom{10}{3}", "\\boxed{\\binom{10}{3}}"),
+        ("\\lfloor x \\rfloor", "\\boxed{\\lfloor x \\rfloor}"),
+        ("n!", "\\boxed{n!}"),
+        ("5050", "\\boxed{\\sum_{k=1}^{100} k = 5050}"),
+    ]
+    assert judge(*pairs) == [1.0] * len(pairs)
+    assert judge(("5050", "\\boxed{\\sum_{k=1}^{100} k = 5051}")) == [0.0]
+
+
+def test_letters_behind_a_number_are_a_unit_or_wrong():
+    right = [
+        "12",
+        "12 m",
+        "12\\text{ cm}",
+        "12 square units",
+        "12^\\circ",
+        "\\$12",
+        "12.0",
+    ]
+    right += ["x = 12", "\\textbf{12}", "12 \\text{ apples and pears}", "(12)"]
+    wrong = ["12 a b", "12ab", "12 x y z", "12 a \\cdot b", "12xyz", "12 \\text{a b}"]
+    assert judge(*(("12", f"\\boxed{{{text}}}") for text in right)) == [1.0] * len(right)
+    assert judge(*(("12", f"\\boxed{{{text}}}") for text in wrong)) == [0.0] * len(wrong)
+
+
+def test_brackets_say_what_a_list_is():
+    right = [
+        ("(1,2)", "(1, 2)"),
+        ("\\{1,2\\}", "\\{2,1\\}"),
+        ("\\{1,2\\}", "1, 2"),
+        ("1, 2", "2, 1"),
+    ]
+    wrong = [("(1,2)", "\\{1,2\\}"), ("\\{1,2\\}", "(1,2)"), ("[1,2]", "(1,2)"), ("(1,2)", "1,2")]
+    assert judge(*((gold, f"\\boxed{{{text}}}") for gold, text in right)) == [1.0] * len(right)
+    assert judge(*((gold, f"\\boxed{{{text}}}") for gold, text in wrong)) == [0.0] * len(wrong)
+
+
+def test_a_small_number_is_not_zero():
+    near = [
+        ("10^{-20}", "10^{-20}"),
+        ("0.0000001", "1 \\times 10^{-7}"),
+        ("\\frac{1}{3}", "0.3333333"),
+    ]
+    far = [("10^{-20}", "0.0"), ("10^{-20}", "10^{-21}"), ("0.0000001", "0"), ("0", "0.0000001")]
+    far += [("\\frac{1}{10^{9}}", "0.0"), ("\\{10^{-20}, 1\\}", "\\{0.0, 1\\}")]
+    assert judge(*((gold, f"\\boxed{{{text}}}") for gold, text in near)) == [1.0] * len(near)
+    assert judge(*((gold, f"\\boxed{{{text}}}") for gold, text in far)) == [0.0] * len(far)
+
+
+def test_percent_is_a_hundredth_or_left_out():
+    pairs = [("50\\%", "50"), ("0.5", "50\\%"), ("50", "50\\%")]
+    assert judge(*((gold, f"\\boxed{{{text}}}") for gold, text in pairs)) == [1.0] * len(pairs)
 
 
 HOSTILE = {
@@ -217,7 +301,7 @@ def test_a_limit_that_is_none_is_refused(cpu_s):
 def test_a_killed_process_leaves_no_worker_behind_not_even_a_busy_one():
     code = """
 import asyncio, os, threading, time
-from agentrl.verifiers import math
+from agentrl.verifiers.answers import math
 workers = math._workers()
 asyncio.run(workers.ask(("1", "1", 5.0)))
 (pid,) = (worker._process.pid for worker in workers._all)
@@ -270,8 +354,9 @@ class Parsed:
 
 def test_only_mathematics_is_a_readable_expectation():
     fake = Parsed(one=[1], nothing=[], text=["text"])
-    assert math_worker.compare(fake, "one", "one") == {"readable": True, "equal": True}
-    assert math_worker.compare(fake, "one", "nothing") == {"readable": True, "equal": False}
+    found = math_worker.compare(fake, "one", "one")
+    assert found == {"readable": True, "equal": True, "target": ""}
+    assert math_worker.compare(fake, "one", "nothing")["equal"] is False
     assert math_worker.compare(fake, "one", None) == {"readable": True, "equal": False}
     assert math_worker.compare(fake, "nothing", "one")["readable"] is False
     assert math_worker.compare(fake, "text", "text")["readable"] is False

@@ -41,6 +41,16 @@ def task_of(**fields) -> Task:
     )
 
 
+def constant(returned: str, passes: str) -> dict:
+    """A task whose check says too little of what its reference returns."""
+    check = f"def check(c):\n    assert {passes}\n"
+    code = f"def f(x):\n    return {returned}\n"
+    return {
+        "hidden": {"entry_point": "f", "check": check},
+        "oracle": {"files": {"solution.py": code}},
+    }
+
+
 def admission(task: Task, verifier=None):
     async def run():
         pool = open_pool("process", size=1)
@@ -122,6 +132,26 @@ def test_what_can_be_seen_without_running(fields, kind, words):
             "stub",
         ),
         ({"hidden": with_test("    assert f(1) != 5\n")}, "vacuous", "stub"),
+        (constant("[]", "len(c(1)) == 0"), "vacuous", "returns [] whatever"),
+        (constant("(3,)", "c(1) is True or c(1) == (3,)"), "vacuous", "returns True whatever"),
+        (constant("x", "c(1) == 1"), "vacuous", "returns True whatever"),
+        (constant("x", "c(2) == 2 and c(3) == 3"), "vacuous", "returns (*args, None)[0] whatever"),
+        (
+            {
+                "hidden": CASES | {"cases": [{"args": [n], "expected": []} for n in (1, 2)]},
+                "oracle": {"files": {"solution.py": "def f(x): return []"}},
+            },
+            "vacuous",
+            "returns [] whatever",
+        ),
+        (
+            {
+                "hidden": with_test("    assert f(1) == 0\n"),
+                "oracle": {"files": {"solution.py": "def f(x): return 0"}},
+            },
+            "vacuous",
+            "returns 0 whatever",
+        ),
     ],
 )
 def test_what_running_shows(fields, kind, words):
@@ -176,8 +206,7 @@ def test_all_of_mbpp_plus(data_dir, bubblewrap):
     began = time.monotonic()
     found = refused(tasks)
     print(f"{len(tasks)} tasks in {time.monotonic() - began:.0f} s")
-    assert found.keys() == {"Mbpp/737", "Mbpp/787", "Mbpp/794"}, found
-    assert all("stub" in why for why in found.values())
+    assert found == {}
 
 
 def test_untrusted_references_run_nowhere_without_a_boundary(tmp_path):

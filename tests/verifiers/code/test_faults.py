@@ -181,7 +181,7 @@ def test_in_evaluation_it_is_counted_apart(fault, tmp_path):
 
 
 def test_a_run_goes_on_behind_a_broken_verdict():
-    verdicts = [raises, hangs, right]
+    verdicts = [raises, raises, hangs, hangs, right]  # each fault for agent and witness
 
     async def in_turn(submission):
         return await verdicts.pop(0)(submission)
@@ -221,3 +221,21 @@ def test_the_gymnasium_face_raises():
         env.reset(seed=0)
         with pytest.raises(VerifierError, match="no verdict"):
             env.step("yes")
+
+
+def test_a_bug_of_a_verifier_is_named_with_file_line_and_owner():
+    line = raises.__code__.co_firstlineno + 1
+    with pytest.raises(VerifierError) as raised:
+        asyncio.run(grade(raises, Submission(make_task(), (), EndReason.ANSWERED)))
+    where = f"({__file__}, line {line}: a bug in this environment's own code)"
+    assert where in str(raised.value)
+
+
+def test_a_bug_below_a_verifier_points_at_the_line_that_called():
+    async def calls(submission):
+        import json
+
+        return json.loads("{")
+
+    with pytest.raises(VerifierError, match=rf"{__file__}, line \d+: a bug in this environment"):
+        asyncio.run(grade(calls, Submission(make_task(), (), EndReason.ANSWERED)))

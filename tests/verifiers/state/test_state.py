@@ -326,6 +326,15 @@ CHANGES = {
     "a table more": "CREATE TABLE planted (x);",
     "a table less": "DROP TABLE empty;",
     "a trigger": "CREATE TRIGGER planted AFTER INSERT ON empty BEGIN DELETE FROM orders; END;",
+    "a trigger by a name of the system's": "CREATE TRIGGER planted AFTER INSERT ON empty BEGIN DELETE FROM orders; "
+    "END; PRAGMA writable_schema = ON; UPDATE sqlite_master SET name = 'sqlite_planted', "
+    "sql = replace(sql, 'planted', 'sqlite_planted') WHERE type = 'trigger';",
+    "a view by a name of the system's": "CREATE VIEW planted AS SELECT 1; PRAGMA writable_schema = ON; "
+    "UPDATE sqlite_master SET name = 'sqlite_stat1', sql = replace(sql, 'planted', 'sqlite_stat1') "
+    "WHERE name = 'planted';",
+    "a table by a name of the system's": "CREATE TABLE planted (x); PRAGMA writable_schema = ON; UPDATE sqlite_master "
+    "SET name = 'sqlite_planted', tbl_name = 'sqlite_planted', sql = 'CREATE TABLE sqlite_planted (x)' "
+    "WHERE name = 'planted';",
     "a view": "CREATE VIEW planted AS SELECT 1;",
     "a view for a table": "DROP TABLE empty; CREATE VIEW empty AS SELECT 1 AS x WHERE 0;",
     "a virtual table": "CREATE VIRTUAL TABLE planted USING fts5(x);",
@@ -346,7 +355,8 @@ def test_a_database_is_right_or_wrong_row_by_row(tmp_path, backend):
     wrong = [database(tmp_path, change) for change in CHANGES.values()]
     broken = [b"", b"x" * 5000, good[:5000], good[:100] + b"\xff" * (len(good) - 100)]
     right, indexed, *others = judge_all(
-        backend, [good, database(tmp_path, "CREATE INDEX i ON orders (id);"), *wrong, *broken]
+        backend,
+        [good, database(tmp_path, "CREATE INDEX i ON orders (id); ANALYZE;"), *wrong, *broken],
     )
     assert (right.value, right.parts, right.why) == (
         1.0,
@@ -360,6 +370,7 @@ def test_a_database_is_right_or_wrong_row_by_row(tmp_path, backend):
     )
     whys = {name: score.why.encode().decode() for name, score in zip(names, others, strict=True)}
     assert whys["a trigger"] == "trigger planted is not expected"
+    assert whys["a trigger by a name of the system's"] == "trigger sqlite_planted is not expected"
     assert whys["many rows that are huge"].endswith("its rows take more than 900,000 bytes")
 
 
@@ -402,3 +413,18 @@ def test_a_grader_without_sqlite_is_broken_and_gives_no_number(tmp_path):
 
     with pytest.raises(VerifierError, match="no database at all"):
         asyncio.run(broken())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"orders": [{"id": 1}], "orders": []}',
+        '{"orders": [], "orders": [{"id": 1}]}',
+        '{"orders": [{"id": 2, "id": 1}]}',
+        '{"orders": [{"id": {"a": 1, "a": 1}}]}',
+    ],
+)
+def test_a_key_that_stands_twice_cannot_be_read(text):
+    hidden = {"state": "s.json", "tables": {"orders": [{"id": 1}]}}
+    score = run(json_state(), hidden, {"s.json": text.encode()})
+    assert (score.value, score.why) == (0.0, "s.json is no readable JSON")

@@ -8,10 +8,13 @@ could have put into the file in the first place.
 
 import contextlib
 import json
+import re
 import sqlite3
 import sys
 
 MOST_BYTES = 900_000
+# What SQLite itself keeps: https://www.sqlite.org/fileformat2.html#intschema
+INTERNAL = re.compile("sqlite_sequence|sqlite_stat[1-4]")
 
 
 class TooLarge(Exception):
@@ -53,7 +56,7 @@ def dump(connection: sqlite3.Connection) -> dict[str, object]:
         "SELECT type, name, sql FROM sqlite_master ORDER BY name"
     ).fetchall()
     for kind, name, sql in schema:
-        if kind == "index" or name.startswith("sqlite_"):
+        if kind == "index" or (kind == "table" and INTERNAL.fullmatch(name)):
             continue
         if kind != "table" or str(sql).upper().startswith("CREATE VIRTUAL"):
             others.append(f"{kind} {name}")

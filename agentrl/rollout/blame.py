@@ -1,0 +1,120 @@
+"""Whose fault a failed episode is.
+
+A failed episode has no score, and what has no score is left out of every statistic: so no failure
+that an agent can bring about may count as one. The rule: once anything of the agent was involved
+(its words, its files, its processes), a failure is the agent's and scores as failed, unless a
+witness that has nothing to do with the agent fails as well. The witness is another episode of the
+same task in the same kind of sandbox, played by the oracle and judged by the same verifier; where
+the engine failed, it is the opening of the episode, asked again for one token.
+"""
+
+from __future__ import annotations
+
+import traceback
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+
+from agentrl.aio import is_cancelled
+from agentrl.env import ToolEnv
+from agentrl.errors import (
+    AnswerFailed,
+    BackendAway,
+    EngineAway,
+    EngineBroken,
+    EngineError,
+    InfraError,
+    SandboxLost,
+    ToolFault,
+    UserError,
+    VerifierError,
+    WallLimitMet,
+)
+from agentrl.policies.base import Policy, Scripted
+from agentrl.types import EndReason, Limits, Message, Score, Task, ToolSpec
+
+CERTAIN = (BackendAway, EngineAway, EngineBroken)
+"""Failures that no agent can bring about, so that no witness is asked."""
+
+Witness = Callable[[], Awaitable[object]]
+
+_REASONS: dict[type[InfraError], EndReason] = {
+    SandboxLost: EndReason.SANDBOX_LOST,
+    EngineError: EndReason.ENGINE_ERROR,
+    ToolFault: EndReason.TOOL_FAULT,
+    WallLimitMet: EndReason.TIMEOUT,
+    VerifierError: EndReason.VERIFIER_ERROR,
+}
+
+
+async def blame(
+    error: BaseException, spoke: bool, threshold: float, witness: Witness
+) -> tuple[EndReason, Score]:
+    """The ending and the score of an episode that raised.
+
+    Args:
+        error: what it raised.
+        spoke: whether the agent had said anything by then.
+        threshold: from which value on the task counts as passed; the agent's score is below it.
+        witness: does the same without the agent, and raises if that fails too.
+
+    Raises:
+        UserError: the witness found that the environment or the task is wrong for every episode.
+        asyncio.CancelledError: somebody asked this episode to stop.
+    """
+    known = isinstance(error, InfraError)
+    why = str(error) or repr(error) if known else "".join(traceback.format_exception(error))
+    if not _involves_agent(error, spoke):
+        return reason_of(error), Score.failed(why)
+    try:
+        await witness()
+    except UserError:
+        raise
+    except BaseException as witnessed:
+        if is_cancelled() or not isinstance(witnessed, (Exception, SystemExit, CancelledError)):
+            raise
+        return reason_of(error), Score.failed(f"{why} (a witness without the agent failed too)")
+    value = 0.0 if threshold > 0 else threshold - 1.0
+    last = why.strip().splitlines()[-1]
+    return EndReason.AGENT_FAULT, Score(
+        value, {}, f"{reason_of(error).value} where a witness without the agent had none: {last}"
+    )
+
+
+def reason_of(error: BaseException) -> EndReason:
+    """The ending that a failure has where it is not the agent's."""
+    found = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
+    return next(found, EndReason.INTERNAL_ERROR)
+
+
+def _involves_agent(error: BaseException, spoke: bool) -> bool:
+    if any(isinstance(cause, CERTAIN) for cause in _causes(error)):
+        return False
+    return spoke or isinstance(error, AnswerFailed)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def oracle(env: ToolEnv) -> Scripted:
+    """The policy of a witness: it plays the reference where a task has one, else does nothing."""
+    return Scripted("witness", lambda task: env.oracle_actions(task) if task.oracle else ())
+
+
+async def answers(
+    policy: Policy,
+    task: Task,
+    limits: Limits,
+    opening: Sequence[Message],
+    tools: Sequence[ToolSpec],
+) -> None:
+    """Have a policy say one token to the opening, of which nothing is the agent's.
+
+    Raises:
+        EngineError: it cannot.
+    """
+    with policy.player(task, replace(limits, turn_tokens=1), 0) as player:
+        await player.act(opening, tools)
