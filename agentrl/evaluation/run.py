@@ -97,7 +97,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
     done = _recorded(plan, run)
     if plan.out is not None:
-        claim(plan.out, describe(plan, env, tasks))
+        claim(plan.out, plan_identity(plan, env, tasks))
     played: list[Episode] = []
     with ExitStack() as parts:
         writer = (
@@ -150,7 +150,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     return result
 
 
-def describe(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
+def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
     """What the score depends on, to compare when an evaluation goes on in its folder."""
     kind, _, path = plan.policy.partition(":")
     return {

@@ -30,7 +30,7 @@ Verdict = Literal["holds", "broken", "not applicable"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditResult:
     """What a row found.
 
     Attributes:
@@ -45,19 +45,19 @@ class Finding:
     task: str = ""
 
 
-def holds(**evidence: Any) -> Finding:
+def holds(**evidence: Any) -> AuditResult:
     """The promise is kept."""
-    return Finding("holds", evidence=evidence)
+    return AuditResult("holds", evidence=evidence)
 
 
-def broken(task: str, why: str, **evidence: Any) -> Finding:
+def broken(task: str, why: str, **evidence: Any) -> AuditResult:
     """The promise is broken, first by this task."""
-    return Finding("broken", why, evidence, task)
+    return AuditResult("broken", why, evidence, task)
 
 
-def not_applicable(why: str, **evidence: Any) -> Finding:
+def not_applicable(why: str, **evidence: Any) -> AuditResult:
     """There is nothing that the promise could be about."""
-    return Finding("not applicable", why, evidence)
+    return AuditResult("not applicable", why, evidence)
 
 
 @dataclass

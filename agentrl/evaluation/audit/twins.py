@@ -15,7 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds
+from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds
 from agentrl.types import Task
 from agentrl.verifiers.code.hidden import parse_python
 
@@ -28,7 +28,7 @@ _COMMON_LEAST = 10
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-async def tasks_differ(stage: Stage) -> Finding:
+async def tasks_differ(stage: Stage) -> AuditResult:
     """No task stands twice in a split, and none, not even renamed or nearly the same, in two of
     them.
     """
