@@ -1,4 +1,4 @@
-"""Run an evaluation: admit tasks, play them, summarise; interrupted, it goes on where it stopped."""
+"""Run an evaluation: admit tasks, play them, summarise; resume one that was interrupted."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _render(**context: Any) -> str:
 
 
 def _script_json(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element or open a comment."""
+    """JSON for a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -25,7 +25,8 @@ from agentrl.types import BadCall, Message, Task, ToolCall, ToolSpec
 _HOSTILE = """
 umask 000
 mkdir -p .cache/left .git/hooks
-for name in .hidden conftest.py sitecustomize.py .cache/left/file .git/hooks/post-checkout; do echo left > $name; done
+for name in .hidden conftest.py sitecustomize.py .cache/left/file .git/hooks/post-checkout
+do echo left > $name; done
 ln -s / everything; ln -s /proc/self self; mkfifo pipe; chmod 000 .hidden
 export LEFT=1; echo 'export LEFT=1' > .bashrc
 """
