@@ -137,9 +137,7 @@ class TokenBatch:
 
     @property
     def episode_tokens_B(self) -> Tensor:
-        """Trained tokens of the episode that a row belongs to, over all rows of that episode
-        (int64).
-        """
+        """Trained tokens of a row's episode, over all rows of that episode (int64)."""
         return self.tokens_E[self.episode_B]
 
     @property
@@ -162,9 +160,7 @@ class TokenBatch:
         )
 
     def silent(self) -> TokenBatch:
-        """The same batch with exact zeros at mask 0 in every real-valued row field, whatever stood
-        there.
-        """
+        """The same batch with exact zeros at mask 0 in every real-valued row field."""
         filled = {name: getattr(self, name) for name in ROW_FIELDS}
         real: dict[str, Any] = {
             name: torch.where(
@@ -176,9 +172,7 @@ class TokenBatch:
         return replace(self, **real)
 
     def rows(self, index: Tensor) -> TokenBatch:
-        """The rows of an integer or boolean index, cut to the longest of them; denominators and
-        episodes stay.
-        """
+        """The rows of an index, cut to the longest of them; denominators and episodes stay."""
         lengths = self.lengths_B[index]
         width = int(lengths.max()) if len(lengths) else 0
         there = {name: getattr(self, name) for name in ROW_FIELDS}

@@ -28,7 +28,7 @@ _TOOLS = "its tools are typed and documented"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleResult:
     """One rule, and the problem that breaks it; empty where the rule holds."""
 
     rule: str
@@ -37,7 +37,7 @@ class Finding:
 
 def check_named(
     env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, sandbox: str = "auto"
-) -> list[Finding]:
+) -> list[RuleResult]:
     """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule.
 
     Raises:
@@ -47,13 +47,13 @@ def check_named(
     try:
         make = factory(env_id, **settings)
     except ContractError as error:  # Python could not build the class, so nothing else can be tried
-        return [Finding(_TOOLS, f"{error} (no other rule was tried)")]
+        return [RuleResult(_TOOLS, f"{error} (no other rule was tried)")]
     return check_environment(make, n_tasks=n_tasks, sandbox=sandbox)
 
 
 def check_environment(
     make: Callable[[], ToolEnv], *, n_tasks: int = 8, sandbox: str = "auto"
-) -> list[Finding]:
+) -> list[RuleResult]:
     """Try every rule on the first `n_tasks` tasks of each split.
 
     Args:
@@ -67,10 +67,10 @@ def check_environment(
     return list(_findings(make, n_tasks, sandbox))
 
 
-def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterator[Finding]:
+def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterator[RuleResult]:
     env = make()
     sandbox = _usable(sandbox, env)
-    yield Finding(
+    yield RuleResult(
         "its id ends in a version, as in name-v0",
         "" if re.search(r".-v\d+$", env.id) else f"id is {env.id!r}",
     )
@@ -91,8 +91,8 @@ def _findings(make: Callable[[], ToolEnv], n_tasks: int, sandbox: str) -> Iterat
     every = list({task.id: task for task in every}.values())
     oracle = _play(make, Scripted("oracle", env.oracle_actions), every, sandbox, group_size=2)
     yield _judged("the oracle passes every task", oracle, lambda episode: episode.passed is True)
-    yield Finding("no tool fails on every call of the oracle", _useless_tools(oracle))
-    yield Finding("equal task and seed give an equal start", _unequal_starts(oracle))
+    yield RuleResult("no tool fails on every call of the oracle", _useless_tools(oracle))
+    yield RuleResult("equal task and seed give an equal start", _unequal_starts(oracle))
     idle = _play(make, noop(), every, sandbox)
     yield _judged("doing nothing passes no task", idle, lambda episode: episode.passed is False)
     rude = _play(make, Scripted("rude", lambda task: _rude_turns(env)), every[:2], sandbox)
@@ -114,12 +114,12 @@ def _usable(sandbox: str, env: ToolEnv) -> str:
     return pool.backend.name if sandbox == "auto" else sandbox
 
 
-def _guarded(rule: str, check: Callable[[], str]) -> Finding:
+def _guarded(rule: str, check: Callable[[], str]) -> RuleResult:
     """The finding of a check; what it raises is the problem."""
     try:
-        return Finding(rule, check())
+        return RuleResult(rule, check())
     except Exception as error:  # noqa: BLE001 - the environment under test may raise anything
-        return Finding(rule, f"{type(error).__name__}: {error}")
+        return RuleResult(rule, f"{type(error).__name__}: {error}")
 
 
 def _check_tools(env: ToolEnv) -> str:
@@ -184,15 +184,17 @@ def _play(
     return [episode for group in groups for episode in group.episodes]
 
 
-def _judged(rule: str, episodes: list[Episode] | str, holds: Callable[[Episode], bool]) -> Finding:
+def _judged(
+    rule: str, episodes: list[Episode] | str, holds: Callable[[Episode], bool]
+) -> RuleResult:
     if isinstance(episodes, str):
-        return Finding(rule, episodes)
+        return RuleResult(rule, episodes)
     wrong = [episode for episode in episodes if not holds(episode)]
     if not wrong:
-        return Finding(rule)
+        return RuleResult(rule)
     first = wrong[0]
     why = first.failure or first.score.why
-    return Finding(
+    return RuleResult(
         rule,
         f"{len(wrong)} of {len(episodes)} do not, first task {first.task.id} ({first.end.value}):"
         f" {why}",
@@ -239,4 +241,4 @@ def _check_gym(make: Callable[[], ToolEnv], sandbox: str) -> str:
     return ""
 
 
-__all__ = ["Finding", "check_environment", "check_named"]
+__all__ = ["RuleResult", "check_environment", "check_named"]

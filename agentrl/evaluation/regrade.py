@@ -155,7 +155,7 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _streams(config: Mapping[str, Any], episodes: Iterable[Episode]) -> list[_Stream]:
-    """Where the tasks can come from: an evaluation says so in its keys, a training run by its seed."""
+    """Where tasks can come from: an evaluation's keys say so, a training run's seed does."""
     streams: dict[_Stream, None] = {}
     for run in {episode.key.run: None for episode in episodes}:
         if named := re.fullmatch(r".*/(\w+)/(\d+)", run):

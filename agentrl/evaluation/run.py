@@ -116,7 +116,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
             parts.enter_context(owned(plan.out))
         done = _recorded(plan, run)
         if plan.out is not None:
-            claim(plan.out, describe(plan, env, tasks))
+            claim(plan.out, plan_identity(plan, env, tasks))
         writer = (
             parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
         )
@@ -168,7 +168,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     return result
 
 
-def describe(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
+def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
     """What the score depends on, to compare when an evaluation goes on in its folder."""
     kind, _, path = plan.policy.partition(":")
     return {

@@ -1,1 +1,1 @@
-"""What people look at: the page of a run, its curves and warning signs, progress on the terminal."""
+"""What people look at: the page of a run, its warning signs, progress on the terminal."""

@@ -36,7 +36,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _Row = dict[str, Any]
 
 
-def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -> Path:
+def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = None) -> Path:
     """Build `report.html` in a run folder and return its path; episodes worth reading are put aside
     in `to_read/`.
 
@@ -62,7 +62,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.Decoder | None = None) -
     model = _lookup(settings, "model", "model.path", "policy").removeprefix("hf:")
     decoder = tokenizer or viewer.find_decoder(folder, model)
     shown = _episodes(folder / "episodes.jsonl", viewer.choose(lights))
-    charts = panels.build(metrics)
+    charts = panels.build_charts(metrics)
     data = {
         "charts": [
             [{"points": panels.rounded(line.points)} for line in chart.series] for chart in charts
@@ -115,7 +115,7 @@ def _render(**context: Any) -> str:
 
 
 def _script_json(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element or open a comment."""
+    """JSON for a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -200,7 +200,7 @@ def _episodes(path: Path, chosen: Mapping[EpisodeKey, Sequence[str]]) -> list[_R
     rows: list[tuple[EpisodeKey, _Row]] = []
     room = DATA_BYTES
     for key, tags in chosen.items():
-        row = viewer.episode_row(last[key], tags)
+        row = viewer.viewer_row(last[key], tags)
         # A token costs about as much again for its entry in the vocabulary.
         size = len(_script_json(row).encode(errors="backslashreplace"))
         size += 24 * sum(len(segment["ids"]) for segment in row["segments"]) // 4

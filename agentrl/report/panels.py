@@ -108,7 +108,7 @@ END_TONES = _end_tones()
 """Colour of each ending: one family of colours per kind of ending."""
 
 
-def build(rows: Rows) -> list[Chart]:
+def build_charts(rows: Rows) -> list[Chart]:
     """All charts for which something was logged: the four wide ones first, then the panels."""
     charts = [
         _held_out(rows),

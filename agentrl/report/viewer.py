@@ -26,7 +26,7 @@ MAX_CHARS = 4000
 _KIND = {SegmentKind.PROMPT: "p", SegmentKind.SAMPLED: "s", SegmentKind.OBSERVATION: "o"}
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What a report needs of a tokenizer; those of `transformers` and of `tokenizers` both fit."""
 
     def decode(self, ids: Any, /, *, skip_special_tokens: bool) -> Any:
@@ -105,7 +105,7 @@ def choose(
     return chosen
 
 
-def episode_row(episode: Episode, tags: Sequence[str]) -> dict[str, Any]:
+def viewer_row(episode: Episode, tags: Sequence[str]) -> dict[str, Any]:
     """An episode as the page's script wants it: texts clipped, at most MAX_TOKENS tokens, shared
     segments once.
     """
@@ -150,7 +150,7 @@ def episode_row(episode: Episode, tags: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def token_texts(rows: Iterable[Mapping[str, Any]], decoder: Decoder | None) -> dict[str, str]:
+def token_texts(rows: Iterable[Mapping[str, Any]], decoder: TokenDecoder | None) -> dict[str, str]:
     """Text of every token id in the rows, each decoded alone; empty without a decoder."""
     if decoder is None:
         return {}
@@ -158,7 +158,7 @@ def token_texts(rows: Iterable[Mapping[str, Any]], decoder: Decoder | None) -> d
     return {str(token): _token_text(decoder, token) for token in sorted(ids)}
 
 
-def find_decoder(run_dir: Path, model: str) -> Decoder | None:
+def find_decoder(run_dir: Path, model: str) -> TokenDecoder | None:
     """Load `tokenizer.json` of the newest checkpoint, or of a local `model` folder; None if there
     is no way to.
     """
@@ -173,7 +173,7 @@ def find_decoder(run_dir: Path, model: str) -> Decoder | None:
         from tokenizers import Tokenizer
     except ImportError:
         return None
-    decoder: Decoder = Tokenizer.from_file(str(found))
+    decoder: TokenDecoder = Tokenizer.from_file(str(found))
     return decoder
 
 
@@ -218,7 +218,7 @@ def _segment_row(segment: Segment) -> dict[str, Any]:
     return row
 
 
-def _token_text(decoder: Decoder, token: int) -> str:
+def _token_text(decoder: TokenDecoder, token: int) -> str:
     text = str(decoder.decode([token], skip_special_tokens=False))
     name = getattr(decoder, "id_to_token", None) or getattr(decoder, "convert_ids_to_tokens", None)
     piece = name(token) if name else None

@@ -23,7 +23,7 @@ def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def spread(model: Any) -> None:
+def shard_parameters(model: Any) -> None:
     """Shard the parameters over all processes in place: every decoder layer by itself, then what is
     left.
 

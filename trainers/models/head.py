@@ -174,7 +174,7 @@ def _to_logits(
     entropy_n: Tensor,
     given: list[Tensor | None],
 ) -> Tensor:
-    """The gradient to the (tempered) logits, from those to log-probabilities, entropies and top-K."""
+    """The gradient to the tempered logits, from those to the outputs of `project`."""
     to_logprobs_n, to_entropy_n, to_top_nK = given
     share_n = torch.zeros_like(entropy_n)
     if to_logprobs_n is not None:

@@ -91,7 +91,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         [episode.passed for episode in group.episodes if episode.passed is not None]
         for group in groups
     ]
-    why = Counter(why_quiet(group) for group in groups)
+    why = Counter(quiet_reason(group) for group in groups)
     metrics = {
         "groups/total": float(len(groups)),
         "groups/no_signal": (len(groups) - why[None]) / total,
@@ -106,7 +106,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def why_quiet(group: Group) -> Quiet | None:
+def quiet_reason(group: Group) -> Quiet | None:
     """Why no two scored episodes of the group differ in reward; None where two do."""
     if group.has_signal:
         return None

@@ -125,14 +125,15 @@ def _trained(model: Any) -> list[torch.nn.Parameter]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
-def _widths(config: Any) -> tuple[int, int, int, int]:
+def _widths(config: Any) -> tuple[int, ...]:
     """Values per token of the residual stream, all queries, all keys, and the gated MLPs."""
     heads, inner = config.num_attention_heads, getattr(config, "intermediate_size", None)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     keys = size * (getattr(config, "num_key_value_heads", None) or heads)
     if experts := getattr(config, "num_experts_per_tok", None):
         inner = experts * (getattr(config, "moe_intermediate_size", None) or inner)
-    return config.hidden_size, heads * size, keys, inner or 4 * config.hidden_size
+    found = (config.hidden_size, heads * size, keys, inner or 4 * config.hidden_size)
+    return tuple(map(int, found))
 
 
 def _layer(model: Any, config: Any, low: bool) -> int:
@@ -142,18 +143,17 @@ def _layer(model: Any, config: Any, low: bool) -> int:
     norms = {name[-2] for name in weights if "norm" in name[-2]}
     small = norms & {"q_norm", "k_norm"}
     size, experts = (2 if low else 4), getattr(config, "num_experts_per_tok", None) or 0
-    stream = 8 * len(norms - small) + size * ((5 if low else 2) + 2 * experts)
+    stream = 8 * len(norms - small) + size * (5 if low else 2) + 8 * experts
     heads = 2 * size + ((6 if low else 8) if small else 0)
-    attention = heads * (queries + keys) + 4 * config.num_attention_heads
-    total: int = stream * width + attention + 4 * size * inner
-    return total
+    attention = heads * (queries + keys) + 4 * int(config.num_attention_heads)
+    gated = 4 * (4 if experts else size) * inner  # experts stay in float32 under autocast
+    return stream * width + attention + gated
 
 
 def _copies(model: Any, low: bool) -> int:
     """Bytes of the matrices that autocast copies to bfloat16."""
     matrices = (weight for weight in model.parameters() if weight.dim() == 2)
-    copied: int = 2 * sum(w.numel() for w in matrices if low and w.dtype == torch.float32)
-    return copied
+    return 2 * sum(int(w.numel()) for w in matrices if low and w.dtype == torch.float32)
 
 
 def _update(model: Any, config: Any, compute: Compute, work: Work) -> dict[str, int]:

@@ -22,7 +22,7 @@ from agentrl.evaluation.audit.scores import (
     oracle_passes,
     visible_is_not_enough,
 )
-from agentrl.evaluation.audit.stage import Finding, Stage, Verdict
+from agentrl.evaluation.audit.stage import AuditResult, Stage, Verdict
 from agentrl.evaluation.audit.twins import tasks_differ
 from agentrl.evaluation.audit.world import (
     hidden_is_absent,
@@ -52,7 +52,7 @@ class Promise(NamedTuple):
     name: str
     words: str
     hint: str
-    check: Callable[[Stage], Awaitable[Finding]]
+    check: Callable[[Stage], Awaitable[AuditResult]]
 
 
 PROMISES = (
@@ -234,14 +234,14 @@ async def _rows(stage: Stage, progress: Callable[[str], None]) -> list[dict[str,
     return rows
 
 
-async def _guarded(promise: Promise, stage: Stage) -> Finding:
+async def _guarded(promise: Promise, stage: Stage) -> AuditResult:
     """Whatever an environment raises breaks the promise that was being tried."""
     try:
         return await promise.check(stage)
     except SandboxLost:
         raise
     except Exception as error:  # noqa: BLE001 - the environment under audit may raise anything
-        return Finding("broken", f"it cannot be tried: {type(error).__name__}: {error}")
+        return AuditResult("broken", f"it cannot be tried: {type(error).__name__}: {error}")
 
 
-__all__ = ["PROMISES", "Attack", "AuditPlan", "Finding", "Promise", "Verdict", "audit"]
+__all__ = ["PROMISES", "Attack", "AuditPlan", "AuditResult", "Promise", "Verdict", "audit"]

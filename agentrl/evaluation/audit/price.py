@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds, not_applicable
+from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds, not_applicable
 from agentrl.evaluation.passk import task_counts
 
 SAMPLES = 8
@@ -16,7 +16,7 @@ sometimes solved.
 """
 
 
-async def oracle_fits_limits(stage: Stage) -> Finding:
+async def oracle_fits_limits(stage: Stage) -> AuditResult:
     """No episode of the oracle is cut short by a limit; what it takes is the evidence."""
     episodes = await stage.oracle()
     seconds = [episode.counts.wall_s for episode in episodes]
@@ -35,7 +35,7 @@ async def oracle_fits_limits(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def something_to_learn(stage: Stage) -> Finding:
+async def something_to_learn(stage: Stage) -> AuditResult:
     """The given policy solves some task sometimes: only there does a group of episodes carry a
     signal.
     """

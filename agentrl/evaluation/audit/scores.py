@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.evaluation.audit.probes import Attack, Probe
 from agentrl.evaluation.audit.stage import (
-    Finding,
+    AuditResult,
     Stage,
     broken,
     earns,
@@ -30,7 +30,7 @@ GRADINGS = 5
 """How often one submission is graded."""
 
 
-async def oracle_passes(stage: Stage) -> Finding:
+async def oracle_passes(stage: Stage) -> AuditResult:
     """Every episode of the oracle reaches the threshold; says how many were judged in isolation."""
     episodes = await stage.oracle()
     wrong = [episode for episode in episodes if not episode.passed]
@@ -48,7 +48,7 @@ async def oracle_passes(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def noop_fails(stage: Stage) -> Finding:
+async def noop_fails(stage: Stage) -> AuditResult:
     """No episode earns anything in which nothing is done."""
     episodes = await stage.play(noop(), stage.tasks)
     scored = [episode for episode in episodes if episode.reward is not None]
@@ -64,7 +64,7 @@ async def noop_fails(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def attacks_fail(stage: Stage) -> Finding:
+async def attacks_fail(stage: Stage) -> AuditResult:
     """No attack earns anything, and none silences the verifier.
 
     An attack that costs `SLOW_S` seconds (it hangs until a limit ends it) is tried on one task
@@ -107,7 +107,7 @@ async def attacks_fail(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def visible_is_not_enough(stage: Stage) -> Finding:
+async def visible_is_not_enough(stage: Stage) -> AuditResult:
     """A file that looks up what the task shows, and is otherwise as it was found, does not pass."""
     cheats = [(task, cheat) for task in stage.tasks if (cheat := special_cased(task))]
     if not cheats:
@@ -127,7 +127,7 @@ async def visible_is_not_enough(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def impossible_fails(stage: Stage) -> Finding:
+async def impossible_fails(stage: Stage) -> AuditResult:
     """With one expected value made wrong, what passed before does not pass any more."""
     rows = [
         (variant, episode) for task, episode in await stage.solved() for variant in impossible(task)
@@ -153,7 +153,7 @@ async def impossible_fails(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def gradings_agree(stage: Stage) -> Finding:
+async def gradings_agree(stage: Stage) -> AuditResult:
     """One submission, the oracle's or the untouched start, gets one score, however often graded."""
     rows: list[tuple[str, Submission]] = []
     for task in stage.tasks:

@@ -1,4 +1,4 @@
-"""Where an audit plays: tasks, sandboxes, the oracle's episodes, and what an agent could hand in."""
+"""Where an audit plays: tasks, sandboxes, the oracle's episodes, what an agent hands in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Verdict = Literal["holds", "broken", "not applicable", "not judged"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditResult:
     """What a row found.
 
     Attributes:
@@ -46,24 +46,24 @@ class Finding:
     task: str = ""
 
 
-def holds(**evidence: Any) -> Finding:
+def holds(**evidence: Any) -> AuditResult:
     """The promise is kept."""
-    return Finding("holds", evidence=evidence)
+    return AuditResult("holds", evidence=evidence)
 
 
-def broken(task: str, why: str, **evidence: Any) -> Finding:
+def broken(task: str, why: str, **evidence: Any) -> AuditResult:
     """The promise is broken, first by this task."""
-    return Finding("broken", why, evidence, task)
+    return AuditResult("broken", why, evidence, task)
 
 
-def not_judged(why: str, **evidence: Any) -> Finding:
+def not_judged(why: str, **evidence: Any) -> AuditResult:
     """Nothing that was tried gave a verdict, so nothing is known."""
-    return Finding("not judged", why, evidence)
+    return AuditResult("not judged", why, evidence)
 
 
-def not_applicable(why: str, **evidence: Any) -> Finding:
+def not_applicable(why: str, **evidence: Any) -> AuditResult:
     """There is nothing that the promise could be about."""
-    return Finding("not applicable", why, evidence)
+    return AuditResult("not applicable", why, evidence)
 
 
 @dataclass

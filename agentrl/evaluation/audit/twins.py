@@ -18,7 +18,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds
+from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds
 from agentrl.types import Task
 from agentrl.verifiers.code.hidden import parse_python
 
@@ -41,7 +41,7 @@ _SERIAL = re.compile(
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-async def tasks_differ(stage: Stage) -> Finding:
+async def tasks_differ(stage: Stage) -> AuditResult:
     """No task stands twice in a split, and none in two of them, not even renamed or renumbered."""
     rows = [(split, task) for split, tasks in stage.splits.items() for task in tasks]
     exact = {index: _plain(task) for index, (_, task) in enumerate(rows)}

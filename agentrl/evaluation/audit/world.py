@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.env import ToolEnv
 from agentrl.evaluation.audit.probes import probes
-from agentrl.evaluation.audit.stage import Finding, Stage, broken, holds, not_applicable
+from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds, not_applicable
 from agentrl.evaluation.audit.variants import with_canary
 from agentrl.evaluation.leaks import find_in, hashes_of, secrets_of, shown_secret
 from agentrl.policies.base import Scripted, noop
@@ -40,7 +40,7 @@ _CANARY_TASKS = 2
 _SEARCH_S = 20.0
 
 
-async def hidden_is_absent(stage: Stage) -> Finding:
+async def hidden_is_absent(stage: Stage) -> AuditResult:
     """No long text of a hidden part or reference is in the task's view, the prompt, the sandbox or
     a tool's answer.
     """
@@ -111,7 +111,7 @@ def _unsaid(text: str, said: str) -> str:
     )
 
 
-async def hidden_is_not_told(stage: Stage) -> Finding:
+async def hidden_is_not_told(stage: Stage) -> AuditResult:
     """A canary in the hidden part of a copy of a task comes back in no message, verdict, record or
     sandbox.
     """
@@ -166,7 +166,7 @@ async def _left(stage: Stage, canary: str) -> str:
     return ""
 
 
-async def reset_is_complete(stage: Stage) -> Finding:
+async def reset_is_complete(stage: Stage) -> AuditResult:
     """After a hostile episode the next one begins as if there had been none."""
     residue = 0
     for task in stage.tasks:
@@ -240,7 +240,7 @@ def _guesses(spec: ToolSpec, text: str) -> dict[str, Any]:
     }
 
 
-async def replays_are_equal(stage: Stage) -> Finding:
+async def replays_are_equal(stage: Stage) -> AuditResult:
     """Three plays of the oracle on one task, with one seed, give the same start, observations and
     score.
     """
@@ -274,7 +274,7 @@ async def replays_are_equal(stage: Stage) -> Finding:
     return holds(**counts)
 
 
-async def reading_changes_nothing(stage: Stage) -> Finding:
+async def reading_changes_nothing(stage: Stage) -> AuditResult:
     """A tool whose declared effect is "read" leaves every file of the work area as it was."""
     if not stage.env.needs_sandbox:
         return not_applicable("the environment has no sandbox, so there are no files to change")

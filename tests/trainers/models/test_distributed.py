@@ -25,7 +25,7 @@ from agentrl.trainers.models.distributed import (
     micro_batches,
     rank_and_world,
     shard,
-    spread,
+    shard_parameters,
 )
 from agentrl.trainers.models.scoring import token_logprobs
 from agentrl.trajectory import Group
@@ -74,7 +74,7 @@ def compare(episodes):
     torch.distributed.init_process_group("gloo")
     batch = round_of(episodes)
     sharded, alone = tiny_model(torch.float64), tiny_model(torch.float64)
-    spread(sharded)
+    shard_parameters(sharded)
     found = one_step(sharded, batch)
     assert all(type(p).__name__ == "DTensor" for p in sharded.parameters()), "nothing was sharded"
     gaps = []

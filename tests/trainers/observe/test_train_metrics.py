@@ -24,12 +24,12 @@ from agentrl.trainers.observe.batch_metrics import (
 from agentrl.trainers.observe.metrics import (
     QUIET,
     held_out_metrics,
+    quiet_reason,
     refill_metrics,
     repeat_metrics,
     rollout_metrics,
     system_metrics,
     to_read,
-    why_quiet,
 )
 from agentrl.trajectory import Counts, Group
 from agentrl.types import EndReason, Message, ToolCall
@@ -65,7 +65,7 @@ def round_of(*ends_and_rewards, task="t"):
     ],
 )
 def test_why_a_group_gives_no_signal(rewards, end, reason):
-    assert why_quiet(round_of(*((reward, end) for reward in rewards))) == reason
+    assert quiet_reason(round_of(*((reward, end) for reward in rewards))) == reason
 
 
 def test_every_quiet_group_has_one_reason():
