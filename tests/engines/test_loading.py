@@ -55,7 +55,7 @@ def test_a_cached_model_is_found_without_a_network(hub: Path, name: str) -> None
 def test_a_tokenizer_alone_in_the_cache_is_enough_for_what_needs_no_weights(hub: Path) -> None:
     cached_model(hub, ("tokenizer.json", "tokenizer_config.json", "config.json"))
     assert len(load_tokenizer("org/tiny")) > 100
-    with pytest.raises(ConfigError, match="the model of folder .* cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"the model of folder .* cannot be loaded"):
         load_model("org/tiny")
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_cached_is_refused_at_once_by_one_sentence(hub: Path, name: 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "nothing", "./runs/x"])
 def test_what_is_neither_a_folder_nor_a_name_is_refused(hub: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="does not exist: give the path of .* a name on the hub"):
+    with pytest.raises(ConfigError, match=r"does not exist: give the path of .* a name on the hub"):
         find_model(name)
 
 
