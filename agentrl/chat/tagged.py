@@ -314,7 +314,7 @@ def read_invokes(
 
 
 def _plain_name(label: str, also: str = "") -> str:
-    if not label.strip() or set(label) & {"<", ">", "\n", *also}:
+    if not label or set(label) & {"<", ">", "\n", *also}:
         raise ValueError(
             f"{label!r} cannot be written in this format; use a name without '<', '>', {also!r}"
             " and newlines"

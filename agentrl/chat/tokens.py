@@ -77,7 +77,9 @@ class Chat:
         _one_of("parser", parser, ("auto", *FORMATS))
         _one_of("on_rewrite", on_rewrite, ("refuse", "branch", "keep"))
         _one_of("tool_role", tool_role, ("auto", "tool", "user"))
-        options = template_options or {}
+        # A template that joins a token the tokenizer lacks to other text would be refused.
+        lacking = {name: "" for name in ("bos_token", "eos_token") if not getattr(tokenizer, name)}
+        options = {**lacking, **(template_options or {})}
         self.tokenizer = tokenizer
         self.on_rewrite = on_rewrite
         self._extra_stop_ids = frozenset(stop_ids)

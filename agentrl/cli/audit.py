@@ -23,7 +23,7 @@ def audit(  # noqa: PLR0913 - one parameter per option
     sandbox: Sandbox = "auto",
     trust: Trust = False,
     policy: Annotated[
-        str, typer.Option(help="Whose pass rate says how much there is to learn, as in hf:PATH.")
+        str, typer.Option(help="Whose pass rate says how much there is to learn, as in hf:MODEL.")
     ] = "",
     fix_hints: Annotated[
         bool, typer.Option("--fix-hints", help="Say how to mend each broken promise.")

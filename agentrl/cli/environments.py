@@ -73,13 +73,7 @@ def check(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Check the contract of an environment, or of a model's chat template, in words."""
     if env.startswith("hf:"):
-        settings = chat_settings(
-            parser=parser,
-            on_rewrite=on_rewrite,
-            tool_role=tool_role,
-            template_options=template_option,
-            template=template,
-        )
+        settings = chat_settings(parser, on_rewrite, tool_role, template_option, template)
         raise typer.Exit(_check_model(env.removeprefix("hf:"), settings, as_json))
     from agentrl.evaluation.contract import check_named
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,99 +27,112 @@ from agentrl.cli.options import (
 from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
 
+if TYPE_CHECKING:
+    from agentrl.evaluation.run import EvalPlan
+
+
+Policy = Annotated[
+    str, typer.Option(help="oracle, noop, hf:MODEL (a folder or ORG/NAME) or openai:MODEL@URL.")
+]
+Tasks = Annotated[Path | None, typer.Option(help="Task file, for environments that take one.")]
+Limit = Annotated[int, typer.Option(help="At most so many tasks; 0: all, where the split ends.")]
+TopP = Annotated[float, typer.Option(help="Sample among the likeliest, up to this mass.")]
+TopK = Annotated[int, typer.Option(help="Sample among so many likeliest; 0: all.")]
+Price = Annotated[
+    str, typer.Option(help="US dollars per million prompt,completion tokens of a served model.")
+]
+AllowLost = Annotated[
+    int, typer.Option(min=0, help="Episodes that infrastructure may fail; more exit with 1.")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")
+]
+
 
 def evaluate(  # noqa: PLR0913 - one parameter per option
     env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
-    policy: Annotated[
-        str, typer.Option(help="oracle, noop, hf:MODEL (a folder or ORG/NAME) or openai:MODEL@URL.")
-    ] = "oracle",
-    tasks: Annotated[
-        Path | None, typer.Option(help="Task file, for environments that take one.")
-    ] = None,
+    policy: Policy = "oracle",
+    tasks: Tasks = None,
     split: Annotated[str, typer.Option(help="Split of the environment.")] = "test",
-    limit: Annotated[
-        int, typer.Option(help="At most so many tasks; 0: all, where the split ends.")
-    ] = 0,
+    limit: Limit = 0,
     samples: Annotated[int, typer.Option(help="Episodes per task.")] = 1,
     k: Annotated[str, typer.Option(help="Comma-separated values of k for pass@k.")] = "1",
     sandbox: Sandbox = "auto",
     trust: Trust = False,
     seed: Annotated[int, typer.Option(help="Every other seed is derived from it.")] = 0,
     temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample among the likeliest, up to this mass.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample among so many likeliest; 0: all.")] = 0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
     parser: Parser = "auto",
     on_rewrite: OnRewrite = "branch",
     tool_role: ToolRole = "auto",
     template_option: TemplateOption = None,
     template: ChatTemplate = "",
-    price: Annotated[
-        str, typer.Option(help="US dollars per million prompt,completion tokens of a served model.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of records; an interrupted run goes on there.")
-    ] = None,
-    allow_lost: Annotated[
-        int, typer.Option(min=0, help="Episodes that infrastructure may fail; more exit with 1.")
-    ] = 0,
+    price: Price = "",
+    out: Out = None,
+    allow_lost: AllowLost = 0,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
     """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
-    from agentrl.evaluation.run import EvalPlan, EvalProgress
-    from agentrl.evaluation.run import evaluate as run
+    from agentrl.evaluation.run import EvalPlan
     from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
-    from agentrl.report.display import console, episode_bar
 
     settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
-    try:
-        ks = tuple(int(part) for part in k.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"--k {k!r}: give whole numbers separated by commas, as in 1,4,8"
-        ) from None
     plan = EvalPlan(
         make=factory(env, **settings),
         policy=policy,
         split=split,
         limit=limit,
         samples=samples,
-        ks=ks,
+        ks=_read_ks(k),
         sandbox=trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
-        chat=chat_settings(
-            parser=parser,
-            on_rewrite=on_rewrite,
-            tool_role=tool_role,
-            template_options=template_option,
-            template=template,
-        ),
+        chat=chat_settings(parser, on_rewrite, tool_role, template_option, template),
         prices=read_prices(price),
         out=out,
     )
-    with episode_bar(f"{env} · {policy}") as bar:
-        progress = EvalProgress(
-            lambda total: bar.restart(f"{env} · {policy}", total),
-            bar.episode,
-            lambda said: console.print(said, highlight=False, soft_wrap=True),
-        )
-        result = run(plan, progress)
+    result = _with_a_bar(plan, f"{env} · {policy}")
     if as_json:
         print_json(result)
     else:
         print("\n".join(map(plain, summary_lines(result))))
-    lost = result["n_failed_infra"]
-    if lost > allow_lost:
-        print(
-            f"agentrl: infrastructure failed {lost} of {result['n_episodes']} episodes, which are"
-            " in no figure: play them again with the same --out, or accept them with"
-            f" --allow-lost {lost}",
-            file=sys.stderr,
+    raise typer.Exit(_exit_code(result["n_failed_infra"], result["n_episodes"], allow_lost))
+
+
+def _exit_code(lost: int, played: int, allow_lost: int) -> int:
+    if lost <= allow_lost:
+        return 1 if lost == played > 0 else 0
+    print(
+        f"agentrl: infrastructure failed {lost} of {played} episodes, which are in no figure: play"
+        f" them again with the same --out, or accept them with --allow-lost {lost}",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _read_ks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--k {text!r}: give whole numbers separated by commas, as in 1,4,8"
+        ) from None
+
+
+def _with_a_bar(plan: EvalPlan, label: str) -> dict[str, Any]:
+    from agentrl.evaluation.run import EvalProgress
+    from agentrl.evaluation.run import evaluate as run
+    from agentrl.report.display import console, episode_bar
+
+    with episode_bar(label) as bar:
+        progress = EvalProgress(
+            lambda total: bar.restart(label, total),
+            bar.episode,
+            lambda said: console.print(said, highlight=False, soft_wrap=True),
         )
-    raise typer.Exit(1 if lost > allow_lost or lost == result["n_episodes"] > 0 else 0)
+        return run(plan, progress)

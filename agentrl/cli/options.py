@@ -53,8 +53,10 @@ ChatTemplate = Annotated[
 ]
 
 
-def chat_settings(**options: Any) -> ChatSettings:
-    """The settings of a chat from the options of a command; `template_options` as `key=value`.
+def chat_settings(
+    parser: str, on_rewrite: str, tool_role: str, template_option: list[str] | None, template: str
+) -> ChatSettings:
+    """The settings of a chat from the options of a command.
 
     Raises:
         ConfigError: one sentence with the option and what is wrong with it.
@@ -63,9 +65,15 @@ def chat_settings(**options: Any) -> ChatSettings:
 
     from agentrl.chat.settings import ChatSettings
 
-    pairs = read_settings(options.pop("template_options"), "--template-option")
+    row: dict[str, Any] = {
+        "parser": parser,
+        "on_rewrite": on_rewrite,
+        "tool_role": tool_role,
+        "template_options": read_settings(template_option, "--template-option"),
+        "template": template,
+    }
     try:
-        return ChatSettings(template_options=pairs, **options)
+        return ChatSettings.model_validate(row)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         option = f"--{str(problem['loc'][0]).replace('_', '-')}"

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 _WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 _OTHER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
-def find_model(name: str | Path) -> Path:
+def find_model(name: str | Path, *, weights: bool = True) -> Path:
     """The folder of a model: itself, or that of the hub's model in the local cache.
 
-    A model of the hub that is not in the cache is downloaded.
+    A model of the hub that is not in the cache is downloaded; without `weights` only what is small.
 
     Raises:
         ConfigError: there is no such folder, and the hub does not have it or cannot be reached.
@@ -43,10 +44,10 @@ def find_model(name: str | Path) -> Path:
             f"model folder {folder} does not exist: give the path of a Hugging Face model folder,"
             " or a name on the hub, as in Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@main"
         )
-    return _from_hub(hub[1], hub[2])
+    return _from_hub(hub[1], hub[2], weights)
 
 
-def _from_hub(repo: str, revision: str | None) -> Path:
+def _from_hub(repo: str, revision: str | None, weights: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -54,18 +55,17 @@ def _from_hub(repo: str, revision: str | None) -> Path:
         cached = Path(snapshot_download(repo, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         cached = None
-    if cached and any(path for kind in _WEIGHTS for path in cached.glob(kind)):
+    wanted = _WEIGHTS if weights else _TOKENIZER
+    if cached and any(path for kind in wanted for path in cached.glob(kind)):
         return cached
     try:
         # One request without retries says at once that there is no network.
         found = HfApi().model_info(repo, revision=revision, timeout=10)
         names = [file.rfilename for file in found.siblings or ()]
-        weights = _WEIGHTS[0 if any(name.endswith(".safetensors") for name in names) else 1]
-        patterns = [weights, *_OTHER_FILES]
+        kind = _WEIGHTS[0 if any(name.endswith(".safetensors") for name in names) else 1]
+        patterns = [*_OTHER_FILES, *([kind] if weights else [])]
         return Path(snapshot_download(repo, revision=found.sha, allow_patterns=patterns))
     except Exception as error:
-        if cached:  # the tokenizer alone may be what is wanted
-            return cached
         why = str(error).strip().partition("\n")[0]
         version = f" --revision {revision}" if revision else ""
         raise ConfigError(
@@ -81,11 +81,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: there is no such folder, or no tokenizer in it that can be loaded.
     """
-    folder = find_model(path)
-    if not any(
-        (folder / name).is_file()
-        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")
-    ):
+    folder = find_model(path, weights=False)
+    if not any((folder / name).is_file() for name in _TOKENIZER):
         raise ConfigError(
             f"model folder {folder} has no tokenizer: save one there with"
             " tokenizer.save_pretrained()"

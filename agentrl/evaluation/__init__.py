@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agentrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentrl.evaluation.contract import Finding as Finding
+    from agentrl.evaluation.contract import RuleResult as RuleResult
     from agentrl.evaluation.contract import check_environment as check_environment
     from agentrl.evaluation.contract import check_named as check_named
     from agentrl.evaluation.passk import PassAt as PassAt
@@ -29,7 +29,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "contract": ("Finding", "check_environment", "check_named"),
+            "contract": ("RuleResult", "check_environment", "check_named"),
             "passk": (
                 "PassAt",
                 "bootstrap_ci",

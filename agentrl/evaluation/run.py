@@ -146,10 +146,23 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         again = {task.id for task in admitted} - {episode.task.id for episode in kept}
         progress.started(len(again) * plan.samples)
         rollouts.gather([task for task in admitted if task.id in again], 0, phase="eval")
-    attempts = [*kept, *played]
+    result = _result(plan, policy, done, [*kept, *played], refused)
+    if plan.out is not None:
+        write_json_atomic(plan.out / "eval.json", result)
+    return result
+
+
+def _result(
+    plan: EvalPlan,
+    policy: Policy,
+    done: Sequence[Episode],
+    attempts: Sequence[Episode],
+    refused: dict[str, str],
+) -> dict[str, Any]:
+    """Everything that is recorded of an evaluation and printed with `--json`."""
     episodes = _last_attempts(attempts)
-    result = {
-        "env": env.id,
+    return {
+        "env": plan.make().id,
         "policy": plan.policy,
         "split": plan.split,
         "seed": plan.seed,
@@ -163,9 +176,6 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         "n_refused": len(refused),
         "refused": refused,
     }
-    if plan.out is not None:
-        write_json_atomic(plan.out / "eval.json", result)
-    return result
 
 
 def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:

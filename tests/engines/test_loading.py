@@ -55,7 +55,7 @@ def test_a_cached_model_is_found_without_a_network(hub: Path, name: str) -> None
 def test_a_tokenizer_alone_in_the_cache_is_enough_for_what_needs_no_weights(hub: Path) -> None:
     cached_model(hub, ("tokenizer.json", "tokenizer_config.json", "config.json"))
     assert len(load_tokenizer("org/tiny")) > 100
-    with pytest.raises(ConfigError, match=r"the model of folder .* cannot be loaded"):
+    with pytest.raises(ConfigError, match="cannot be downloaded"):
         load_model("org/tiny")
 
 

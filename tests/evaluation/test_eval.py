@@ -237,7 +237,7 @@ def test_tried_again_counts_apart(tmp_path):
         ({"limit": -1}, "--limit -1"),
         ({"temperature": -1.0}, "--temperature -1"),
         ({"temperature": float("nan")}, "--temperature nan"),
-        ({"policy": "orakel"}, "use oracle, noop, hf:PATH or openai:MODEL@URL"),
+        ({"policy": "orakel"}, "use oracle, noop, hf:MODEL or openai:MODEL@URL"),
         ({"policy": "hf:"}, "is unknown"),
         ({"policy": "vllm:x"}, "not part of this version"),
         ({"policy": "hf:/no/such"}, "does not exist"),
