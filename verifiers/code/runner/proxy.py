@@ -112,8 +112,12 @@ class Judge(Peer, Watch):
             self.note(f"use:{site}:{kind}:{name}")
             if _decides(name, args):
                 self.note(f"decided:{self.test}")
-        elif f"use:{site}:{kind}:{name}" not in self.uses and _family(name) not in self.widened:
-            raise self.spoil(f"the reference needs no {name} here")
+            return
+        if f"use:{site}:{kind}:{name}" in self.uses or _family(name) in self.widened:
+            return
+        if kind == "get":  # it is not asked for, so it might as well not be there
+            raise AttributeError(name)
+        raise self.spoil(f"the reference needs no {name} here")
 
     def same(self, target: Any, other: Any) -> Any:
         """As ever; but the candidate says which of its objects are one."""
@@ -210,6 +214,8 @@ class Judge(Peer, Watch):
             self.note(f"set:{args[0]}")
             if self.is_noting or f"set:{args[0]}" in self.uses:
                 return setattr(target, args[0], args[1])
+        if op == "get":
+            raise AttributeError(f"a {kind} of the test shows no such attribute")
         raise PermissionError(f"{op} is not allowed on this {kind}")
 
     def _may_read(self, target: Any, kind: str, name: Any) -> bool:
