@@ -152,10 +152,10 @@ def _asserting(head: str) -> str:
     """The text before the loop; three rows compute in `assertion` what they forget to assert."""
     module = parse_python(head)
     for node in module.body:
-        silent = isinstance(node, ast.FunctionDef) and not any(
-            isinstance(inner, ast.Assert | ast.Raise) for inner in ast.walk(node)
-        )
-        if silent and node.name == "assertion" and "exact_match" in ast.unparse(node):
+        if not isinstance(node, ast.FunctionDef) or node.name != "assertion":
+            continue
+        silent = not any(isinstance(inner, ast.Assert | ast.Raise) for inner in ast.walk(node))
+        if silent and "exact_match" in ast.unparse(node):
             node.body.append(ast.parse("assert exact_match").body[0])
             return ast.unparse(module)
     return head
