@@ -6,9 +6,9 @@ import errno
 import itertools
 
 import pytest
+from blame_world import LEASE, Files, Injecting
 from conftest import require
 from helpers import call, make_task, rollouts, says
-from test_blame import LEASE, Files, Injecting
 
 from agentrl.errors import SandboxLost
 from agentrl.policies.base import Scripted

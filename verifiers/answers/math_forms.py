@@ -37,10 +37,12 @@ _UNIT = re.compile(
 _NAME = re.compile(r"^\s*(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\(\w+\))?)\s*(?:=|\\approx)")
 _WORD = re.compile(r"[A-Za-z]+")
 _SHORT_UNITS = frozenset(
-    ("m", "s", "g", "h", "l", "L", "N", "J", "W", "V", "A", "K", "C", "F", "Hz", "kg", "mg", "cm")
-    + ("mm", "km", "nm", "dm", "ft", "in", "yd", "mi", "oz", "lb", "ms", "us", "ml", "mL", "cl")
-    + ("dl", "kW", "kJ", "Pa", "eV", "Wh", "am", "pm", "cc", "sq", "cu", "GB", "MB", "KB", "pt")
-    + ("qt", "AU", "ly", "of", "to")
+    (
+        *("m", "s", "g", "h", "l", "L", "N", "J", "W", "V", "A", "K", "C", "F", "Hz", "kg", "mg"),
+        *("cm", "mm", "km", "nm", "dm", "ft", "in", "yd", "mi", "oz", "lb", "ms", "us", "ml"),
+        *("mL", "cl", "dl", "kW", "kJ", "Pa", "eV", "Wh", "am", "pm", "cc", "sq", "cu", "GB"),
+        *("MB", "KB", "pt", "qt", "AU", "ly", "of", "to"),
+    )
 )
 _OPEN, _CLOSE = "([{", ")]}"
 

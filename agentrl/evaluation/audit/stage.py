@@ -1,4 +1,4 @@
-"""Where an audit plays: tasks, sandboxes, the oracle's episodes, and what an agent could hand in."""
+"""Where an audit plays: tasks, sandboxes, the oracle's episodes, what an agent hands in."""
 
 from __future__ import annotations
 
