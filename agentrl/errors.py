@@ -65,7 +65,7 @@ class SandboxLost(InfraError):
 
 
 class BackendAway(SandboxLost):
-    """No sandbox can be had, or this one was ended from outside: nothing that runs in one does so."""
+    """No sandbox can be had, or this one was ended from outside, which no agent can do."""
 
 
 class EngineError(InfraError):

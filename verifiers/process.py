@@ -38,9 +38,7 @@ TurnScorer = Callable[[Submission, tuple[Turn, ...]], Awaitable[Sequence[float]]
 
 
 def turns_of(submission: Submission) -> tuple[Turn, ...]:
-    """The policy's turns; assistant messages of the opening are the environment's and count as
-    none.
-    """
+    """The policy's turns; assistant messages of the opening are the environment's, and none."""
     messages = submission.messages
     starts = [
         i

@@ -77,8 +77,7 @@ def shaped(verifier: Verifier, *terms: Term) -> Callable[[Submission], Awaitable
 def format_reward(
     *, cap: float = 0.1, well_formed: Callable[[Message], bool] | None = None
 ) -> Term:
-    """cap · the share of assistant turns that are well formed; 0 for an episode in which nothing
-    was said.
+    """cap · the share of well-formed assistant turns; 0 where nothing was said.
 
     Args:
         cap: the reward of an episode without a flaw.

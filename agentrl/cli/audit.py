@@ -31,7 +31,7 @@ def audit(  # noqa: PLR0913 - one parameter per option
     out: Annotated[Path | None, typer.Option(help="Folder for audit.json.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether an environment can be trusted, promise by promise; exits 1 when one does not hold."""
+    """Say whether an environment can be trusted, promise by promise; exits 1 if one fails."""
     from agentrl.evaluation.audit import PROMISES, AuditPlan
     from agentrl.evaluation.audit import audit as run
     from agentrl.registry import factory

@@ -1,4 +1,4 @@
-"""Public task formats turned into task files. Converting runs no code; admission does, sandboxed."""
+"""Public task formats turned into task files; converting runs no code of a task."""
 
 from __future__ import annotations
 

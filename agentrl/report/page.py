@@ -24,7 +24,7 @@ from agentrl.records.files import iter_episodes, read_metrics, write_bytes_atomi
 from agentrl.records.plain import plain
 from agentrl.report import panels, viewer
 from agentrl.report.charts import format_number, interval_svg, svg
-from agentrl.report.signs import find_signs
+from agentrl.report.signs import coverage, find_signs
 from agentrl.report.tripwires import TO_READ, put_aside
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending
@@ -75,6 +75,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         headline=_headline(metrics, evaluation),
         tiles=_tiles(metrics, lights),
         signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder)],
+        coverage=coverage(metrics) if metrics else "",
         has_metrics=bool(metrics),
         charts=[
             {"index": place, "chart": chart, "svg": Markup(svg(chart))}

@@ -1,6 +1,4 @@
-"""Warning signs in a run's metrics: sentences for a reader, each with its number. They decide
-nothing.
-"""
+"""Warning signs in a run's metrics: sentences for a reader, which decide nothing."""
 
 from __future__ import annotations
 
@@ -41,6 +39,35 @@ def find_signs(rows: Rows) -> list[str]:
         _levels,
     )
     return [sentence for check in checks for sentence in check(rows)]
+
+
+CHECKED: dict[str, tuple[str, int]] = {
+    "held-out pass@1": ("eval/pass_at_1", 2),
+    "steps in reward": ("reward/mean", 2),
+    "groups without signal": ("groups/no_signal", 2 * WINDOW),
+    "entropy": ("policy/entropy", 2 * WINDOW),
+    "length": ("length/sampled_mean", 2 * WINDOW),
+    "clipping": ("policy/clip_high", 2 * WINDOW),
+    "sampler against scorer": ("parity/gap_mean", 1),
+    "calls that cannot be read": ("format/bad_calls_rate", 2 * WINDOW),
+}
+"""What is looked at: the metric, and in how many rounds it must stand to be judged."""
+
+
+def coverage(rows: Rows) -> str:
+    """A sentence that says what was looked at, over how many rounds, and what could not be."""
+    counts = {name: len(_values(rows, key)) for name, (key, _) in CHECKED.items()}
+    judged = [name for name, count in counts.items() if count >= CHECKED[name][1]]
+    short = [
+        f"{name} ({counts[name]} of at least {CHECKED[name][1]} rounds)"
+        for name in counts
+        if name not in judged
+    ]
+    rewards = _values(rows, "reward/mean")
+    flat = "" if any(rewards) or not rewards else " No episode was ever rewarded."
+    looked = f"Looked at over {len(rows)} rounds: {', '.join(judged)}." if judged else ""
+    left = f" Not judged: {', '.join(short)}." if short else ""
+    return (looked + left + flat).strip()
 
 
 def series(rows: Rows, key: str) -> list[tuple[float, float]]:

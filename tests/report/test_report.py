@@ -18,7 +18,7 @@ from agentrl.records.files import EpisodeWriter, MetricsWriter, write_json_atomi
 from agentrl.report import panels, viewer
 from agentrl.report.charts import Chart, Series, format_number, nice_ticks, svg, thin
 from agentrl.report.page import duration, write_report
-from agentrl.report.signs import find_signs
+from agentrl.report.signs import coverage, find_signs
 from agentrl.trajectory import Episode, EpisodeKey, Segment, Trajectory
 from agentrl.types import EndReason, Message, Score, TaskView, ToolCall
 
@@ -490,3 +490,14 @@ def test_a_chart_of_one_point_is_drawn(value):
 
 def test_every_ending_has_a_colour():
     assert set(panels.END_TONES) == {reason.value for reason in EndReason}
+
+
+def test_signs_say_what_was_looked_at_and_what_could_not_be_judged():
+    short = [{"step": step, "reward/mean": 0.0, "eval/pass_at_1": 0.0} for step in range(4)]
+    said = coverage(short)
+    assert said.startswith("Looked at over 4 rounds: held-out pass@1, steps in reward.")
+    assert "Not judged: groups without signal (0 of at least 10 rounds), entropy" in said
+    assert said.endswith("No episode was ever rewarded.")
+    assert "entropy" in coverage(
+        [{"step": step, "policy/entropy": 1.0} for step in range(10)]
+    ).partition("Not judged")[0]

@@ -27,7 +27,7 @@ _TAIL = 4000
 
 
 def on_answer(match: Match) -> TextVerifier:
-    """A verifier by `match(answer, expected)`: 1.0 if any of the expected answers matches, else 0.0.
+    """A verifier by `match(answer, expected)`: 1.0 if any expected answer matches, else 0.0.
 
     A predicate that takes long is an async one, so that it does not hold up the loop.
 

@@ -1,4 +1,4 @@
-"""How far a judge agrees with people. Labels are any values that can be compared; pure functions."""
+"""How far a judge agrees with people: pure functions of labels, any values that compare."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Tables = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Floats may differ by max(atol, rtol · |expected|); infinities must be equal, NaN equals NaN."""
+    """Floats may differ by max(atol, rtol · |expected|); infinities are equal or not, NaN is NaN."""
 
     rtol: float = 0.0
     atol: float = 0.0
@@ -54,7 +54,7 @@ class Rules:
 
 
 def differences(expected: Tables, found: Tables, rules: Rules) -> dict[str, str]:
-    """Table -> how it differs; empty if the state is the expected one. No value of a row is told."""
+    """Table -> how it differs, without values of rows; empty if the state is as expected."""
     problems: dict[str, str] = {}
     for name in sorted({*expected, *found} - rules.may_write):
         if name not in found:
