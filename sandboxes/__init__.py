@@ -74,7 +74,7 @@ def open_pool(
     `auto` is the first of bubblewrap, docker and process that works here; the choice is printed.
 
     Nothing is started before the first lease. `process` is no boundary, so it refuses environments
-    that say that their code is untrusted; `trusted-process` is the same backend for whoever trusts
+    that say that their code is untrusted; `trusted-process` is the same backend for users who trust
     them. `allow` has the hosts that agents may reach over HTTP and HTTPS; only docker can keep them
     to these.
 
