@@ -87,16 +87,10 @@ def _parse(head: bytes) -> ProxyRequest:
     if method == b"CONNECT":
         _fields(lines)
         host, port = _authority(text, target, None)
-        if (
-            port == _HTTP
-        ):  # what goes through a tunnel is not read: any method, any Host, any number of requests
-            raise _BadError(
-                403,
-                "a tunnel to the port of plain http, which goes by GET http://…",
-                text,
-                host,
-                port,
-            )
+        # Bytes in a tunnel are not read: they may be any method, any Host, any number of requests.
+        if port == _HTTP:
+            why = "a tunnel to the port of plain http, which goes by GET http://…"
+            raise _BadError(403, why, text, host, port)
         return ProxyRequest(text, host, port, head=b"", body=0)
     if method not in FORWARDED:
         raise _BadError(405, "another method than CONNECT, GET, HEAD or POST", text[:16])

@@ -225,9 +225,8 @@ def test_commands_go_before_the_supervisor_when_memory_runs_out(docker):
             " time.sleep(60)\n"
         )
         for _ in range(3):
-            done = await python(
-                box, code + "os.wait()"
-            )  # for the first to be ended, which is none by itself
+            # Waits for the first child that the kernel ends; none ends by itself.
+            done = await python(box, code + "os.wait()")
             assert done.oom
             await box.reset()
 
