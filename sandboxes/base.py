@@ -257,7 +257,7 @@ class Sandbox(Protocol):
         """Ask for a sign of life.
 
         Raises:
-            SandboxLost: there is none.
+            SandboxLost: the sandbox is gone.
         """
         ...
 

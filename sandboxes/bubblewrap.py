@@ -90,9 +90,8 @@ class _Guest(Child):
         """Move the supervisor into the group."""
         assert self._group is not None
         told = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(self._info))
-        if found := re.search(
-            rb'"child-pid": (\d+)', told
-        ):  # else bubblewrap has failed, and says why itself
+        # Without a pid bubblewrap has failed, and says why itself.
+        if found := re.search(rb'"child-pid": (\d+)', told):
             self._group.add(int(found[1]))
 
     async def cause(self) -> str:

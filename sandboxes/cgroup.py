@@ -19,7 +19,7 @@ _PREFIX = "agentrl"
 _REMOVE_S = 2.0
 _POLL_S = 0.005
 _numbers = itertools.count()
-_left: set[Path] = set()  # ours, and still not empty when we last looked
+_left: set[Path] = set()  # our groups that were not empty yet when we last looked
 
 
 @dataclass(frozen=True)

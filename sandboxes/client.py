@@ -18,9 +18,8 @@ from agentrl.errors import BackendAway, SandboxLost
 from agentrl.sandboxes.supervisor.frames import FrameDecoder, FrameError, encode
 
 _CHUNK = 1 << 18
-_SEND_BYTES = (
-    1 << 20
-)  # what the kernel takes at once, if it lets us: each round of a large put costs a wake-up
+# The send buffer to ask the kernel for: a larger one means fewer wake-ups in a large put.
+_SEND_BYTES = 1 << 20
 _TEXT = 300
 _ENDED = "the supervisor ended"
 
@@ -125,10 +124,10 @@ class Wire:
         """A decimal field of an answer.
 
         Raises:
-            SandboxLost: it is none.
+            SandboxLost: it is not a number.
         """
         if len(field) > 20 or not field.removeprefix(b"-").isdigit():
-            raise self.broken("the supervisor broke the protocol: a number that is none")
+            raise self.broken("the supervisor broke the protocol: a malformed number")
         return int(field)
 
     def broken(self, why: str) -> SandboxLost:

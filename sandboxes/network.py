@@ -69,7 +69,7 @@ class Allow:
                 machine.
 
         Raises:
-            ConfigError: no host, or a text that is none; a number that is not positive; an outside
+            ConfigError: no host, or a malformed one; a number that is not positive; an outside
                 that is no network.
         """
         if isinstance(private, str):

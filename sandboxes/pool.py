@@ -213,9 +213,8 @@ class Pool:
             slots.idle.clear()
         await self._end_all()
         if self._loop is asyncio.get_running_loop():
-            await asyncio.gather(
-                *self._tasks, return_exceptions=True
-            )  # their leases see what they raise
+            # What these tasks raise is told to their leases.
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._end_all()
 
     def tell(self) -> None:
@@ -303,7 +302,7 @@ class Pool:
                 await slot.sandbox.reset()
                 slot.resets += 1
                 clean = not self._closed
-        except (SandboxLost, OSError):  # in doubt, whoever has the doubt
+        except (SandboxLost, OSError):  # any doubt about it is enough to replace it
             self.counts.replaced += 1
         finally:
             try:

@@ -46,7 +46,7 @@ class Shell:
         Raises:
             OSError: ESTALE, the session is over; or no shell can be started.
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: a NUL, or a time that is none.
+            ValueError: a NUL, or a time that is not positive.
         """
         if "\0" in command:
             raise ValueError("a session's command must not hold a NUL")

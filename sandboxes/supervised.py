@@ -152,7 +152,7 @@ class SupervisedSandbox:
         """Ask the supervisor for a sign of life.
 
         Raises:
-            SandboxLost: there is none.
+            SandboxLost: the sandbox is gone.
         """
         await self._call("ping")
 
@@ -171,7 +171,7 @@ class SupervisedSandbox:
 
         Raises:
             SandboxLost: the sandbox itself died or stopped answering.
-            ValueError: no argv, one that is no list, a NUL, a time that is none, or a `cwd`
+            ValueError: no argv, one that is no list, a NUL, a bad time, or a `cwd`
                 outside.
         """
         if isinstance(argv, str | bytes):

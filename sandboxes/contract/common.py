@@ -61,9 +61,8 @@ async def commands_get_a_clean_start(room: Room) -> None:
                 " sorted(os.listdir('/proc/self/fd')))"
             )
             done = await box.exec([*PYTHON, code], env={"MINE": "yes"})
-            expect(
-                done.stdout.decode().startswith("0 yes ['0', '1', '2', '3']"), done
-            )  # 3 is the listing itself
+            # Descriptor 3 is that of the listing itself.
+            expect(done.stdout.decode().startswith("0 yes ['0', '1', '2', '3']"), done)
             variables = await sh(box, "env")
             expect(canary.encode() not in variables.stdout, variables)
     finally:

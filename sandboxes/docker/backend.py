@@ -158,9 +158,8 @@ class DockerBackend:
                 link,
             )
         except BaseException:
-            self._layers.pop(
-                (daemon.url, image_of(role, self._image)), None
-            )  # a daemon may have lost its images
+            # The daemon may have lost its images: look for them again next time.
+            self._layers.pop((daemon.url, image_of(role, self._image)), None)
             _forget(daemon, uid, link)
             raise
 

@@ -39,7 +39,7 @@ class Demultiplexer:
         """The bytes of stdout among the next bytes; the last ones of stderr are kept.
 
         Raises:
-            FrameError: a header is none.
+            FrameError: a header is malformed.
         """
         found, view = [], memoryview(data)
         while view:
@@ -161,9 +161,8 @@ class Container:
                     for line in answer.iter_lines(chunk_size=1):
                         event = json.loads(line)
                         yield event
-                        if (
-                            event["Action"] == "destroy"
-                        ):  # the last one; how it ended may be told after its end
+                        # The last event; "die" says how it ended, and may come after its end.
+                        if event["Action"] == "destroy":
                             return
                 except requests.ConnectionError:  # nothing more within the time
                     return
@@ -190,7 +189,7 @@ class Container:
         self._closed_by_us = True
         self.hang_up()
         if not self._gone:
-            # Shielded: whoever loses interest in the end of it does not stop it.
+            # Shielded: a caller that is cancelled does not stop the removal.
             await asyncio.shield(
                 asyncio.get_running_loop().run_in_executor(self._executor, self._wait_gone)
             )

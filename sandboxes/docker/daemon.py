@@ -56,7 +56,7 @@ def split_urls(url: str) -> list[str]:
     """The URLs of several daemons.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the text names no daemon.
     """
     if urls := [part.strip() for part in url.split(",") if part.strip()]:
         return urls
@@ -75,7 +75,7 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(
-            f"docker url={url!r} is none ({error}): write unix:///path or tcp://host:port"
+            f"docker url={url!r} is malformed ({error}): write unix:///path or tcp://host:port"
         ) from error
     if parts.scheme not in ("unix", "tcp", "http"):
         raise ConfigError(
@@ -197,9 +197,8 @@ class Daemon:
                 continue
             try:
                 remove(api, row["Id"])
-            except (
-                docker.errors.APIError
-            ) as error:  # a wreck of an earlier run is no reason to refuse this one
+            # What is left of an earlier run does not keep this one from starting.
+            except docker.errors.APIError as error:
                 print(
                     f"warning: container {row['Id'][:12]} of an ended run stays: {error}",
                     file=sys.stderr,

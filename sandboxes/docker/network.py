@@ -30,8 +30,7 @@ _LIMITS = SandboxLimits(memory_mb=64, disk_mb=1, processes=2 * CONNECTIONS, open
 # Addresses set aside for measurements (RFC 2544), which no real host has: 16,384 networks of 8.
 _FIRST, _STEP, _NETWORKS = (198 << 24) + (18 << 16), 8, 1 << 14
 _TRIES = 50
-# The host gets no address of its own there: else each of its services would be in reach, internal
-# or not.
+# The host gets no address there: else each of its services would be in reach of the sandbox.
 _OPTIONS = {
     "com.docker.network.bridge.inhibit_ipv4": "true",
     "com.docker.network.bridge.enable_ip_masquerade": "false",
@@ -39,7 +38,7 @@ _OPTIONS = {
 
 
 class Network:
-    """An internal network of three addresses: nobody's, the proxy's, the sandbox's.
+    """An internal network with two members: the proxy and the sandbox.
 
     Attributes:
         name: as the daemon knows it.
@@ -139,8 +138,8 @@ class Linked(Spec):
         """The request that creates it."""
         config = super().config(cores)
         host = config["HostConfig"]
-        # Docker's own resolver asks further for whom it serves, of some versions even from the
-        # host's side (CVE-2024-29018): it is sent where nobody answers.
+        # Docker's own resolver forwards questions, in some versions even from the host's network
+        # (CVE-2024-29018): it is pointed at an address where nobody answers.
         host |= {"NetworkMode": self.network, "Dns": [self.proxy], "DnsSearch": ["."]}
         host["DnsOptions"] = ["timeout:1", "attempts:1"]
         host["SecurityOpt"] = [

@@ -82,7 +82,7 @@ class Owner:
 
 
 def _start(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot; None if there is none."""
+    """Start time of a process in clock ticks since boot; None if it is not running."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):

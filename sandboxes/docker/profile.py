@@ -65,18 +65,11 @@ _GROUPS = {
     """,
 }
 ALLOWED = tuple(sorted(name for group in _GROUPS.values() for name in group.split()))
-_PERSONALITIES = (
-    0x0,
-    0x8,
-    0x20000,
-    0x20008,
-    0xFFFFFFFF,
-)  # Linux, with or without 32-bit and old-uname; a question
+# Linux, with or without 32-bit and old-uname; the last value only asks.
+_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 _LOW_WORD = 32
-_INTERNET, _TCP = (
-    (2, 10),
-    (0, 6),
-)  # families; protocols of a stream: the usual one by its number or by none
+# Families, and the protocols of a TCP stream: 6, or 0 for the usual one.
+_INTERNET, _TCP = (2, 10), (0, 6)
 _TYPE, _STREAM = 0xF, 1
 
 
@@ -102,9 +95,8 @@ def profile(needs: frozenset[SandboxNeed] = frozenset(), streams_only: bool = Fa
             rules.append(_allow(("socket",), _equals(0, family)))
     rules += [_allow(("personality",), _equals(0, value)) for value in _PERSONALITIES]
     rules.append(_allow(("clone",), _masked(0, seccomp.NEW_NAMESPACES, 0)))
-    rules.append(
-        {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}
-    )  # ENOSYS: callers then use clone
+    # After ENOSYS callers use clone instead.
+    rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38})
     for (index, kind), names in _by_argument().items():
         whole = [] if kind is None else [_equals(0, kind)]
         for bit in range(_LOW_WORD):

@@ -16,7 +16,7 @@ SHM_MB = 16
 # To step down to the user of commands and back, to end what that user runs, to hand directories
 # over. No right over files is among them: all that an agent made is read and wiped as the agent.
 CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
-# The host's hardware and kernel are nobody's business inside; Docker's own list is the rest.
+# Hides the host's hardware and kernel, and what Docker hides by default.
 _SYS = (
     "block",
     "bus",
@@ -90,9 +90,8 @@ class Spec:
         config: dict[str, Any] = {
             "AutoRemove": True,
             "NetworkMode": "none",
-            "IpcMode": (
-                "none"
-            ),  # private, and without Docker's own /dev/shm, whose number of files has no limit
+            # Private, and without Docker's own /dev/shm, whose number of files has no limit.
+            "IpcMode": "none",
             "CgroupnsMode": "private",
             "Init": False,
             "Privileged": False,
@@ -109,9 +108,8 @@ class Spec:
             "PidsLimit": limits.processes + 1,
             "OomScoreAdj": _OOM_SCORE,
             "Ulimits": _ulimits(limits),
-            "Sysctls": {
-                "net.ipv4.tcp_max_tw_buckets": "0"
-            },  # else closed connections outlive a reset
+            # Else closed connections outlive a reset.
+            "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},
             "LogConfig": {"Type": "none", "Config": {}},
         }
         if self.runtime is not None:
@@ -163,7 +161,6 @@ def container_rlimits(limits: SandboxLimits) -> dict[str, int]:
 
 def _ulimits(limits: SandboxLimits) -> list[dict[str, Any]]:
     values = container_rlimits(limits)
-    values["data"] = max(
-        values["data"], _RUNC_DATA
-    )  # binds the program that starts the container, too
+    # This limit binds runc, which starts the container, too.
+    values["data"] = max(values["data"], _RUNC_DATA)
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]

@@ -68,11 +68,8 @@ def main() -> None:
         for url, run in list(runs):
             try:
                 bury(url, run)
-            except (
-                OSError,
-                ValueError,
-                http.client.HTTPException,
-            ):  # a daemon that is away is the next start's work
+            # A daemon that does not answer is left to the next start.
+            except (OSError, ValueError, http.client.HTTPException):
                 runs.discard((url, run))
         time.sleep(_PAUSE_S)
 

@@ -60,7 +60,7 @@ class ProxyRefusal(NamedTuple):
 
 
 class _BadError(Exception):
-    """A head that is none; its arguments are those of `ProxyRefusal`."""
+    """A head that is refused; its arguments are those of `ProxyRefusal`."""
 
 
 def parse(head: bytes) -> ProxyRequest | ProxyRefusal:
@@ -79,7 +79,7 @@ def _parse(head: bytes) -> ProxyRequest:
     first, *lines = head[:-4].split(b"\r\n")
     words = first.split(b" ")
     if len(words) != 3 or not _TOKEN.fullmatch(words[0]) or not _TARGET.fullmatch(words[1]):
-        raise _BadError(400, "a request line that is none")
+        raise _BadError(400, "a malformed request line")
     method, target, version = words
     if version not in (b"HTTP/1.0", b"HTTP/1.1"):
         raise _BadError(505, "another version than HTTP/1.0 or HTTP/1.1")
@@ -87,16 +87,10 @@ def _parse(head: bytes) -> ProxyRequest:
     if method == b"CONNECT":
         _fields(lines)
         host, port = _authority(text, target, None)
-        if (
-            port == _HTTP
-        ):  # what goes through a tunnel is not read: any method, any Host, any number of requests
-            raise _BadError(
-                403,
-                "a tunnel to the port of plain http, which goes by GET http://…",
-                text,
-                host,
-                port,
-            )
+        # Bytes in a tunnel are not read: they may be any method, any Host, any number of requests.
+        if port == _HTTP:
+            why = "a tunnel to the port of plain http, which goes by GET http://…"
+            raise _BadError(403, why, text, host, port)
         return ProxyRequest(text, host, port, head=b"", body=0)
     if method not in FORWARDED:
         raise _BadError(405, "another method than CONNECT, GET, HEAD or POST", text[:16])
@@ -143,7 +137,7 @@ def _fields(lines: list[bytes]) -> list[tuple[bytes, bytes]]:
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise _BadError(400, "a header that is none")
+            raise _BadError(400, "a malformed header")
         found.append((name, value.strip(b" \t")))
     return found
 
@@ -157,7 +151,7 @@ def _forward(lines: list[bytes]) -> tuple[list[bytes], int]:
             411, "a body without its length: send Content-Length, not Transfer-Encoding"
         )
     if len(lengths) > 1 or not all(_LENGTH.fullmatch(value) for value in lengths):
-        raise _BadError(400, "a Content-Length that is none")
+        raise _BadError(400, "a malformed Content-Length")
     connection = [value for name, value in fields if name.lower() == b"connection"]
     named = {part.strip().lower() for value in connection for part in value.split(b",")}
     kept = [b"%s: %s" % pair for pair in fields if pair[0].lower() not in _OURS | named]

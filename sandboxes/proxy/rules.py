@@ -44,7 +44,7 @@ def rule(text: str, private: bool = False) -> HostRule:
     """`name` (ports 80 and 443), `name:port`, or either with a leading dot: every name below it.
 
     Raises:
-        ValueError: it is none of these; one sentence with the fix.
+        ValueError: the text is not one of these; the message has the fix.
     """
     name, colon, number = text.partition(":")
     host = host_name(name.removeprefix("."))

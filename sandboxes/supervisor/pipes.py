@@ -123,7 +123,7 @@ class Pipes:
         self._kept.clear()
 
     def _move(self, fd: int) -> bool:
-        """Move bytes of one pipe; False if the descriptor is none of ours."""
+        """Move bytes of one pipe; False if the descriptor is not ours."""
         if fd in self._sources:
             self._write(fd)
         elif fd in self._sinks:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 KILL_S = 5.0
 CHUNK = 1 << 16
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
-Background = dict[
-    int, int
-]  # pid -> start time in clock ticks, which tells a reused pid from the old one
+# pid -> start time in clock ticks, which tells a reused pid from the old one
+Background = dict[int, int]
 
 
 class Processes:

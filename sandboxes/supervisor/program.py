@@ -31,7 +31,7 @@ def main() -> None:
     """
     if sys.argv[1:]:
         deadline = int(sys.argv[1])
-        # The agent's user may send this signal at times: it only means that it is time to look.
+        # The agent's user may send this signal, too: so the handler looks at the clock.
         signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
         signal.alarm(max(1, deadline - int(time.time()) + 1))
     read, write = os.dup(0), os.dup(1)

@@ -35,12 +35,8 @@ SYSCTLS = (
     "net/ipv4/ping_group_range",
     "net/ipv4/tcp_max_tw_buckets",
 )
-COUNTED = (
-    b"used",
-    b"inuse",
-    b"tw",
-    b"memory",
-)  # the other ones are of the whole machine, so is `orphan`
+# The other counts, `orphan` among them, are of the whole machine.
+COUNTED = (b"used", b"inuse", b"tw", b"memory")
 MEMORY_FILES = (b"tmpfs", b"ramfs")
 
 

@@ -84,7 +84,7 @@ class Shell:
             self.close()
 
     def close(self) -> None:
-        """Let go of the shell's pipes; whoever ends its processes is another."""
+        """Close the shell's pipes; the caller ends its processes."""
         if self._pipes is not None:
             self._pipes.close()
             self._pipes = None

@@ -138,7 +138,7 @@ def restore(root: int, fields: list[bytes]) -> None:
         Fatal: the fields are no entries.
     """
     if len(fields) % 4 or any(kind not in KINDS.values() for kind in fields[1::4]):
-        raise Fatal("a snapshot with entries that are none")
+        raise Fatal("a snapshot with malformed entries")
     modes: list[tuple[bytes, int]] = []
     for at in range(0, len(fields), 4):
         path, kind, digits, data = fields[at : at + 4]

@@ -70,7 +70,7 @@ def test_the_contract_notices_what_is_broken(memory_tmp):
 
 
 class Stateless:
-    """A session that is none: each command is a shell of its own."""
+    """A session without state: each command is a shell of its own."""
 
     alive = True
 

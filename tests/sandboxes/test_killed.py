@@ -152,9 +152,8 @@ def end_one(backend: str, busy: threading.Event, others: set[int]) -> None:
         api.kill(first["Id"])
         return
     table = parents()
-    for pid in (
-        below({os.getpid()}) - others
-    ):  # the supervisor is what bubblewrap became: process 1 of its namespace
+    # The supervisor is what bubblewrap became: process 1 of its namespace.
+    for pid in below({os.getpid()}) - others:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):  # it ended since

@@ -22,9 +22,8 @@ def test_without_its_proxy_there_is_no_network_and_the_sandbox_is_lost(world):
     async def main():
         api = first_daemon().api()
         async with opened(world) as box:
-            box._line._on_lost = lambda why: (
-                None
-            )  # else the sandbox goes at once, and there is nothing to look at
+            # Else the sandbox is closed at once, and nothing is left to look at.
+            box._line._on_lost = lambda why: None
             api.kill(box._line._link.proxy.id)
             code = "import time\ntime.sleep(0.5)\n"
             code += f"print(direct(*PROXY), direct('{world.address}', 80))"
