@@ -1,8 +1,7 @@
-"""The silent bugs of corrections and selections, each kept as a mutant that its check must flag
-(see test_mutants.py).
+"""Wrong corrections and selections.
 
 A check takes a step and reads off what it decided: the weight of every trained token, or whether it
-    was selected.
+was selected.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import torch
 from trainer_cases import PAD, batch_of, branch, episode
 
@@ -27,7 +25,6 @@ from agentrl.trainers.algorithms.corrections import (
     weigh,
 )
 from agentrl.trainers.algorithms.losses import keep
-from agentrl.trainers.algorithms.parts import name_of
 from agentrl.trainers.algorithms.selections import (
     clip_cov,
     covariance,
@@ -35,7 +32,6 @@ from agentrl.trainers.algorithms.selections import (
     select_kl_cov,
     train_high_entropy,
 )
-from agentrl.trainers.batch import pack
 from agentrl.trajectory import Group, Trajectory
 from agentrl.types import EndReason
 
@@ -183,7 +179,6 @@ STEPS = [*PER_EPISODE, *PER_STEP]
 
 
 # --- mutants
-# ---------------------------------------------------------------------------------------------------------
 
 
 def sequence_weight_per_row(batch):
@@ -325,29 +320,3 @@ CASES = [
         [clip_cov_of_scaled_advantages, one_token_whatever_the_size, clip_cov_draws_by_place],
     ),
 ]
-
-
-def _id(value):
-    set_to = "-".join(map(str, getattr(value, "keywords", {}).values()))
-    return f"{name_of(value)}-{set_to}" if set_to else name_of(value)
-
-
-@pytest.mark.parametrize(
-    ("check", "real"), [(c, real) for c, reals, _ in CASES for real in reals], ids=_id
-)
-def test_the_real_function_passes(check, real):
-    check(real)
-
-
-@pytest.mark.parametrize(
-    ("check", "mutant"), [(c, mutant) for c, _, mutants in CASES for mutant in mutants], ids=_id
-)
-def test_the_mutant_is_flagged(check, mutant):
-    with pytest.raises(AssertionError):
-        check(mutant)
-
-
-def test_batch_keeps_its_version():
-    batch = replace(pack([episodes()], PAD), version=4)
-    assert [part.version for part in batch.split(10)] == [4] * len(list(batch.split(10)))
-    assert next(iter(batch.minibatches(2, 0))).version == 4
