@@ -39,9 +39,7 @@ SAMPLED = ((3, 4, 2), (2, 2), (5, 1), (6,), (1, 3))
 
 
 def filled(group, seed=0):
-    """A packed group whose k-th trained token is the same whatever stands between, with all that a
-    step reads.
-    """
+    """A packed group whose k-th trained token is the same whatever stands between."""
     batch = batch_of(group)
     count, generator = int(batch.mask_BT.sum()), torch.Generator().manual_seed(seed)
 
@@ -63,9 +61,7 @@ def filled(group, seed=0):
 
 
 def episodes(observed=0, two_rows=False):
-    """Five episodes of several turns; tools say `observed` tokens after each, and the first may
-    come in two rows.
-    """
+    """Five episodes; tools say `observed` tokens after each turn; the first may be two rows."""
     turns = [[(sampled, observed) for sampled in shape] for shape in SAMPLED]
     whole = [branch(2, *shape) for shape in turns]
     rows = [[one] for one in whole]
@@ -83,10 +79,9 @@ def decided(step, batch):
     done = step(batch)
     values_BT = done.weights_BT if done.selected_BT is None else done.selected_BT.double()
     assert not values_BT.requires_grad, "weights are numbers"
-    assert (done.n_tokens, done.n_episodes) == (
-        batch.n_tokens,
-        batch.n_episodes,
-    ), "denominators stay"
+    assert (done.n_tokens, done.n_episodes) == (batch.n_tokens, batch.n_episodes), (
+        "denominators stay"
+    )
     assert torch.equal(done.mask_BT, batch.mask_BT)
     return values_BT[batch.mask_BT]
 
@@ -243,7 +238,7 @@ def clip_cov_draws_by_place(batch):
 
 
 def clip_cov_of_scaled_advantages(batch):
-    """SkyRL's order: advantages are divided by the number of tokens before the bounds are applied."""
+    """SkyRL's order: advantages are divided by the token count before the bounds are applied."""
     scaled = replace(batch, advantages_BT=batch.advantages_BT / batch.n_tokens)
     return weigh(batch, (covariance(scaled) < 0.01).double())
 

@@ -82,9 +82,7 @@ def expected_gradient(policy, step, size):
 
 
 def check_step_is_unbiased(step):
-    """Over every group of 3 episodes of one or two tokens, the expected estimate is the exact
-    gradient.
-    """
+    """Over every group of 3 short episodes, the expected estimate is the exact gradient."""
     policy = Stopper(seed=3, narrow=True)
     assert (expected_gradient(policy, step, 3) - policy.exact_gradient()).abs().max() < 1e-8
 
@@ -161,9 +159,7 @@ def kl_added(batch, *, kl_reward_coef):
 
 
 def kl_at_the_token_alone(batch, *, kl_reward_coef):
-    """No later KL is any token's doing: the price of the second token is not passed on to the
-    first.
-    """
+    """The KL of the second token is not charged to the first."""
     paid = kl_in_reward(batch, kl_reward_coef=kl_reward_coef)
     rewards_BT = paid.rewards_BT.clone()
     rewards_BT[:, 3] = 0
@@ -233,9 +229,7 @@ def entropy_without_a_cap(batch):
 
 
 def check_forks_telescope(advantages):
-    """The advantages of all turns are what the episode changed, and a state that nobody scored is
-    no number.
-    """
+    """All turns together are what the episode changed; an unscored state is no number."""
     assert sum(advantages([[0.0, 1.0], [1.0, None], [0.25]])) == pytest.approx(-0.25)
     assert advantages([[0.5], [None], [1.0]]) == (None, None)
 

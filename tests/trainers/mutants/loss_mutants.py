@@ -35,15 +35,8 @@ from agentrl.trainers.algorithms.losses import (
     keep,
     ppo_clip,
 )
-from agentrl.trainers.algorithms.regularisers import (
-    anchor_kl,
-    kl_cov,
-    kl_penalty,
-)
-from agentrl.trainers.algorithms.sequence_surrogates import (
-    episode_mean,
-    gmpo,
-)
+from agentrl.trainers.algorithms.regularisers import anchor_kl, kl_cov, kl_penalty
+from agentrl.trainers.algorithms.sequence_surrogates import episode_mean, gmpo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_tv,
@@ -65,7 +58,13 @@ def check_masked_values_do_not_matter(loss):
     for garbage in (1e6, -1e6, math.inf, -math.inf, math.nan):
         spoilt = {
             name: torch.where(mask_BT, getattr(batch, name), garbage)
-            for name in ("ref_logprobs_BT", "advantages_BT", "weights_BT")
+            for name in (
+                "ref_logprobs_BT",
+                "advantages_BT",
+                "weights_BT",
+                "values_BT",
+                "returns_BT",
+            )
         }
         spoilt |= {
             "old_logprobs_BT": torch.where(mask_BT, batch.old_logprobs_BT, garbage / 2),
@@ -86,9 +85,7 @@ def check_masked_values_do_not_matter(loss):
 
 
 def check_denominator_counts_what_the_numerator_sums(aggregate):
-    """Bug 5. A constant of 1 at every trained token has mean 1, however many observation tokens
-    there are.
-    """
+    """Bug 5. A constant of 1 at every trained token has mean 1, whatever tools said."""
     for observed in (0, 5):
         batch = batch_of(Group((episode(branch(2, (3, observed), (2, 0))),)))
         assert float(aggregate(torch.ones(batch.mask_BT.shape), batch)) == pytest.approx(1.0)

@@ -25,13 +25,7 @@ from agentrl.trainers.algorithms.regularisers import (
     kl_penalty,
     simko,
 )
-from agentrl.trainers.algorithms.sequence_surrogates import (
-    gmpo,
-    gspo,
-    gspo_token,
-    topr,
-    vespo,
-)
+from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, gspo_token, topr, vespo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_kl,
@@ -95,9 +89,8 @@ REAL = [
 def scene(*groups: Group) -> tuple[TokenBatch, PolicyOutput]:
     """A batch with all that a loss reads, and what a policy says about it.
 
-    The n-th trained token of a batch gets the n-th value, wherever it stands, so batches that differ
-    in what was observed or in their rows can be compared. No two tokens have the same ratio or
-    advantage.
+    The n-th trained token gets the n-th value, wherever it stands, so batches that differ in what
+    tools said or in their rows can be compared. No two tokens share a ratio or an advantage.
     """
     batch = pack(groups, PAD)
     n, mask_BT = torch.arange(batch.n_tokens, dtype=torch.float64), batch.mask_BT
@@ -121,6 +114,8 @@ def scene(*groups: Group) -> tuple[TokenBatch, PolicyOutput]:
         version_BT=at_tokens((2 * torch.sin(0.7 * n)).round().int() + 5, -1),
         version=7,
         weights_BT=at_tokens(0.9 + 0 * n),
+        values_BT=at_tokens(now_N + 0.7 * torch.cos(1.3 * n)),
+        returns_BT=at_tokens(torch.sin(2.9 * n)),
         top_ids_BTK=torch.stack([batch.ids_BT + 7, batch.ids_BT + 9], -1),
         top_logprobs_BTK=at_tokens(other_N2),
     )

@@ -26,9 +26,7 @@ WHOLE = 23  # "hello", which it would
 
 
 def check_ids_survive(pack_fn):
-    """Bug 1. A non-canonical split stays as it was sampled, and ids, mask and log-probabilities
-    stay aligned.
-    """
+    """Bug 1. A non-canonical split stays as it was sampled; ids, mask, log-probs stay aligned."""
     said = Trajectory(
         (
             Segment.prompt((5, 6)),
@@ -53,9 +51,7 @@ def check_stop_token_trains(pack_fn):
 
 
 def check_truncation_is_an_ending(pack_fn):
-    """Bug 11. Whether an episode was truncated is read off its ending, never off the width of its
-    row.
-    """
+    """Bug 11. Whether an episode was truncated is read off its ending, never off a width."""
     ends = (EndReason.SUBMITTED, EndReason.MAX_TURNS, EndReason.ANSWERED)
     episodes = [episode(branch(2, (3 - i, 0)), sample=i, end=end) for i, end in enumerate(ends)]
     assert pack_fn([Group(tuple(episodes))], PAD).truncated_E.tolist() == [False, True, False]
@@ -164,9 +160,7 @@ def grpo_divides_rounding_errors(rewards):
 
 
 def check_gradient_is_unbiased(advantage):
-    """Over every pair of 25 trajectories, the expected estimate is the gradient of the expected
-    reward.
-    """
+    """Over every pair of 25 trajectories, the expected estimate is the exact gradient."""
     policy = TwoSteps(seed=3)
     batch, logprobs_BT, probability_B = policy.groups(2)
     batch = group_advantages(batch, advantage)
@@ -184,9 +178,7 @@ def baseline_is_the_best_of_the_group(rewards):
 
 
 def _one_and_two_rows():
-    """The same tokens: an episode with one branch, and the same episode cut into a branch and a
-    fork of it.
-    """
+    """An episode with one branch, and the same one cut into a branch and a fork of it."""
     turns = ((3, 2), (4, 1), (2, 0))
     whole = branch(2, *turns)
     first = Trajectory(whole.segments[:3])

@@ -8,15 +8,8 @@ import pytest
 import torch
 from trainer_cases import PAD, Golden, branch, episode, tiny_model
 
-from agentrl.trainers.algorithms.losses import (
-    keep,
-)
-from agentrl.trainers.algorithms.regularisers import (
-    kl_k1,
-    kl_k2,
-    kl_k3,
-    kl_penalty,
-)
+from agentrl.trainers.algorithms.losses import keep
+from agentrl.trainers.algorithms.regularisers import kl_k1, kl_k2, kl_k3, kl_penalty
 from agentrl.trainers.batch import PolicyOutput, pack
 from agentrl.trainers.models.scoring import token_logprobs
 from agentrl.trajectory import Group, Segment, Trajectory
@@ -25,9 +18,7 @@ from agentrl.trajectory import Group, Segment, Trajectory
 
 
 def check_scorer_agrees_with_the_sampler(score):
-    """Bug 7. Tokens drawn step by step from softmax(logits / T) get the log-probability they were
-    drawn with.
-    """
+    """Bug 7. Tokens drawn from softmax(logits / T) get the log-probability they were drawn with."""
     model = tiny_model(torch.float64)
     for temperature in (0.6, 1.0, 1.3):
         generator = torch.Generator().manual_seed(1)
@@ -71,9 +62,7 @@ def score_left_padded_without_positions(model, batch, temperature):
 
 
 def check_kl_gradient(kl_loss):
-    """Bug 10. Over five tokens drawn from the old policy, the expected gradient is that of
-    KL(π‖π_ref).
-    """
+    """Bug 10. Over five tokens of the old policy, the expected gradient is that of KL(π‖π_ref)."""
     generator = torch.Generator().manual_seed(0)
     theta, shift, ref = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(3))
     theta.requires_grad_()

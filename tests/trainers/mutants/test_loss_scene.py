@@ -5,29 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from loss_scene import (
-    BAND,
-    SHAPES,
-    SURROGATES,
-    assert_same,
-    judged,
-    rows_of,
-    scene,
-    shaped,
-)
+from loss_scene import BAND, SHAPES, SURROGATES, assert_same, judged, rows_of, scene, shaped
 from trainer_cases import batch_of
 
-from agentrl.trainers.algorithms.losses import (
-    PolicyLoss,
-    by_episode,
-    by_token,
-)
-from agentrl.trainers.algorithms.sequence_surrogates import (
-    gmpo,
-    gspo,
-    topr,
-    vespo,
-)
+from agentrl.trainers.algorithms.losses import PolicyLoss, by_episode, by_token
+from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, topr, vespo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     importance_weighted,
@@ -48,9 +30,7 @@ def test_the_scene_clips_something_everywhere():
 
 
 def test_an_episode_keeps_the_rows_that_its_ratio_needs():
-    """Rows without an advantage of their own still belong to the sequence ratio of an episode that
-    has one.
-    """
+    """Rows without an advantage of their own still belong to their episode's sequence ratio."""
     batch, output = scene(shaped(*SHAPES)[1])
     quiet = replace(batch, advantages_BT=batch.advantages_BT.clone())
     quiet.advantages_BT[1] = quiet.advantages_BT[3] = 0.0
