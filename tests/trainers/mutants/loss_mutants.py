@@ -15,14 +15,13 @@ from loss_scene import (
     SHAPES,
     TERMS,
     assert_same,
-    by_five,
     judged,
     rows_of,
     scene,
     shaped,
     wide,
 )
-from trainer_cases import batch_of, branch, episode, group, quick
+from trainer_cases import quick
 
 from agentrl.trainers.algorithms.corrections import loglinear_proximal
 from agentrl.trainers.algorithms.losses import (
@@ -44,8 +43,7 @@ from agentrl.trainers.algorithms.surrogates import (
     sapo,
     weighted_policy_gradient,
 )
-from agentrl.trainers.batch import PolicyOutput, TokenBatch
-from agentrl.trajectory import Group
+from agentrl.trainers.batch import PolicyOutput
 
 # --- 5: what stands at mask 0 is nobody's business
 
@@ -84,13 +82,6 @@ def check_masked_values_do_not_matter(loss):
         assert loss(said, nothing)[0].item() == 0
 
 
-def check_denominator_counts_what_the_numerator_sums(aggregate):
-    """Bug 5. A constant of 1 at every trained token has mean 1, whatever tools said."""
-    for observed in (0, 5):
-        batch = batch_of(Group((episode(branch(2, (3, observed), (2, 0))),)))
-        assert float(aggregate(torch.ones(batch.mask_BT.shape), batch)) == pytest.approx(1.0)
-
-
 def loss_multiplies_by_mask(output, batch):
     ratio_BT = importance_ratio(output, batch)
     return -(ratio_BT * batch.advantages_BT * batch.mask_BT).sum() / batch.n_tokens, {}
@@ -104,10 +95,6 @@ def loss_selects_after_arithmetic(output, batch):
 def loss_ignores_the_mask(output, batch):
     per_token_BT = ppo_clip(output, batch)
     return torch.where(batch.attention_BT, per_token_BT, 0.0).sum() / batch.n_tokens, {}
-
-
-def mean_over_all_tokens(per_token_BT, batch):
-    return keep(per_token_BT, batch.mask_BT).sum() / batch.attention_BT.sum()
 
 
 def sapo_multiplies_by_mask(output, batch):
@@ -225,17 +212,6 @@ def check_micro_batches_add_up(loss):
     partition()
 
 
-def check_split_keeps_denominators(split):
-    """Bug 6. The micro-batches that a batch is cut into know the denominators of the whole."""
-    batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
-    parts = list(split(batch, 24))
-    assert len(parts) > 1
-    assert sum(float(by_token(torch.ones(p.mask_BT.shape), p)) for p in parts) == pytest.approx(1.0)
-    assert sum(float(by_episode(torch.ones(p.mask_BT.shape), p)) for p in parts) == pytest.approx(
-        1.0
-    )
-
-
 def loss_divides_by_its_own_tokens(output, batch):
     own = replace(batch, n_tokens=int(batch.mask_BT.sum()))
     return PolicyLoss(ppo_clip, by_token, TERMS)(output, own)
@@ -245,11 +221,6 @@ def loss_divides_by_its_own_width(output, batch):
     return PolicyLoss(ppo_clip, partial(by_constant, norm_tokens=batch.ids_BT.shape[1]), TERMS)(
         output, batch
     )
-
-
-def split_counts_for_itself(batch, micro_tokens):
-    for part in batch.split(micro_tokens):
-        yield replace(part, n_tokens=int(part.mask_BT.sum()), n_episodes=len(part))
 
 
 def gmpo_mean_over_rows(output, batch):
@@ -358,11 +329,6 @@ CASES = [
         ],
     ),
     (
-        check_denominator_counts_what_the_numerator_sums,
-        [by_token, by_episode, by_five],
-        [mean_over_all_tokens],
-    ),
-    (
         check_observations_change_nothing,
         REAL,
         [entropy_bonus_of_the_width, *_losses(gspo_over_the_width)],
@@ -388,7 +354,6 @@ CASES = [
             *_losses(ppo_whitens_its_micro_batch, dppo_bounds_the_quantile_of_its_micro_batch),
         ],
     ),
-    (check_split_keeps_denominators, [TokenBatch.split], [split_counts_for_itself]),
     (
         check_twice_the_batch_is_the_same,
         REAL,

@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_scene import by_five
 from mutants import mean_over_rows
 from trainer_cases import PAD, TwoSteps, batch_of, branch, episode, group, quick
 
 from agentrl.trainers.algorithms.advantages import dr_grpo, group_advantages, grpo, rloo
 from agentrl.trainers.algorithms.losses import by_constant, by_episode, by_token, keep, ppo_clip
-from agentrl.trainers.batch import PolicyOutput, pack
+from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
 from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason
 
@@ -220,6 +221,36 @@ def mean_of_row_means_over_episodes(per_token_BT, batch):
     ).sum() / batch.n_episodes
 
 
+# --- 5 and 6: denominators
+
+
+def check_denominator_counts_what_the_numerator_sums(aggregate):
+    """Bug 5. A constant of 1 at every trained token has mean 1, whatever tools said."""
+    for observed in (0, 5):
+        batch = batch_of(Group((episode(branch(2, (3, observed), (2, 0))),)))
+        assert float(aggregate(torch.ones(batch.mask_BT.shape), batch)) == pytest.approx(1.0)
+
+
+def mean_over_all_tokens(per_token_BT, batch):
+    return keep(per_token_BT, batch.mask_BT).sum() / batch.attention_BT.sum()
+
+
+def check_split_keeps_denominators(split):
+    """Bug 6. The micro-batches that a batch is cut into know the denominators of the whole."""
+    batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
+    parts = list(split(batch, 24))
+    assert len(parts) > 1
+    assert sum(float(by_token(torch.ones(p.mask_BT.shape), p)) for p in parts) == pytest.approx(1.0)
+    assert sum(float(by_episode(torch.ones(p.mask_BT.shape), p)) for p in parts) == pytest.approx(
+        1.0
+    )
+
+
+def split_counts_for_itself(batch, micro_tokens):
+    for part in batch.split(micro_tokens):
+        yield replace(part, n_tokens=int(part.mask_BT.sum()), n_episodes=len(part))
+
+
 # --- the table
 
 CASES = [
@@ -244,4 +275,10 @@ CASES = [
         [by_token, by_episode, by_constant],
         [mean_over_rows, mean_of_row_means_over_episodes],
     ),
+    (
+        check_denominator_counts_what_the_numerator_sums,
+        [by_token, by_episode, by_five],
+        [mean_over_all_tokens],
+    ),
+    (check_split_keeps_denominators, [TokenBatch.split], [split_counts_for_itself]),
 ]
