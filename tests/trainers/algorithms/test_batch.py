@@ -213,3 +213,9 @@ def test_a_round_that_was_refilled_takes_as_many_steps_as_one_that_had_signal_ev
     assert [mini.n_episodes for mini in half.minibatches(4, seed=0)] == [2] * 2
     unfiltered = recipe("dr_grpo").advantage(replace(pack([*own, *more], PAD), n_refilled=4))
     assert len(list(unfiltered.minibatches(4, seed=0))) == 4, "never more than was asked for"
+
+
+def test_batch_keeps_its_version():
+    batch = replace(pack([group(1.0, 0.0, 0.5)], PAD), version=4)
+    assert [part.version for part in batch.split(10)] == [4] * len(list(batch.split(10)))
+    assert next(iter(batch.minibatches(2, 0))).version == 4
