@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,19 +61,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.report.display import episode_bar
 
     settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
-    try:
-        ks = tuple(int(part) for part in k.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"--k {k!r}: give whole numbers separated by commas, as in 1,4,8"
-        ) from None
     plan = EvalPlan(
         make=factory(env, **settings),
         policy=policy,
         split=split,
         limit=limit,
         samples=samples,
-        ks=ks,
+        ks=_numbers(k),
         sandbox=trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
@@ -87,12 +82,26 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         print_json(result)
     else:
         print("\n".join(map(plain, summary_lines(result))))
-    lost = result["n_failed_infra"]
+    raise typer.Exit(_code(result, allow_lost))
+
+
+def _numbers(k: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in k.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--k {k!r}: give whole numbers separated by commas, as in 1,4,8"
+        ) from None
+
+
+def _code(result: Mapping[str, Any], allow_lost: int) -> int:
+    """The exit code: 1 where more episodes were lost than somebody said is fine, or all were."""
+    lost, count = result["n_failed_infra"], result["n_episodes"]
     if lost > allow_lost:
         print(
-            f"agentrl: infrastructure failed {lost} of {result['n_episodes']} episodes, which are"
-            " in no figure: play them again with the same --out, or accept them with"
+            f"agentrl: infrastructure failed {lost} of {count} episodes, which are in no figure:"
+            " play them again with the same --out, or accept them with"
             f" --allow-lost {lost}",
             file=sys.stderr,
         )
-    raise typer.Exit(1 if lost > allow_lost or lost == result["n_episodes"] > 0 else 0)
+    return int(lost > allow_lost or lost == count > 0)

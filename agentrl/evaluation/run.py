@@ -134,17 +134,13 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         rollouts.gather([task for task in admitted if task.id in again], 0)
     attempts = [*kept, *played]
     episodes = _last_attempts(attempts)
+    keys = {episode.key for episode in done} - {episode.key for episode in attempts}
     result = {
-        "env": env.id,
-        "policy": plan.policy,
-        "split": plan.split,
-        "seed": plan.seed,
+        **{"env": env.id, "policy": plan.policy, "split": plan.split, "seed": plan.seed},
         **summarize(episodes, plan.ks),
         "failures": _failures(episodes),
         "n_retried": len(attempts) - len(episodes),
-        "n_outside_plan": len(
-            {episode.key for episode in done} - {episode.key for episode in attempts}
-        ),
+        "n_outside_plan": len(keys),
         "n_refused": len(refused),
         "refused": refused,
     }

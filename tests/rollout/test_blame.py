@@ -1,4 +1,4 @@
-"""No ending that an agent can cause is left without a score, and no honest one is scored by a fault."""
+"""No ending that an agent can cause is left without a score."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from agentrl.errors import BackendAway, SandboxLost, VerifierError
 from agentrl.policies.served import ServedPolicy
 from agentrl.sandboxes import Pool, open_pool
 from agentrl.tools import tool
-from agentrl.types import EndReason, Limits, Score
+from agentrl.types import EndReason, Score
 from agentrl.verifiers.base import Submission, grade
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")

@@ -62,9 +62,11 @@ def test_a_backend_that_is_away_for_a_while_is_waited_for(quick, capsys, determi
 def test_a_backend_that_stays_away_ends_the_run_and_burns_nothing(quick):
     seen = []
     pool = Pool(Flickering(3, 1e9), size=2, trust=True)
-    with rollouts(Fresh, script(YES), pool=pool, concurrency=2, on_episode=seen.append) as playing:
-        with pytest.raises(BackendAway, match=r"no sandbox could be had for 1\.5 s"):
-            playing.gather(tasks_of(50), 0)
+    with (
+        rollouts(Fresh, script(YES), pool=pool, concurrency=2, on_episode=seen.append) as playing,
+        pytest.raises(BackendAway, match=r"no sandbox could be had for 1\.5 s"),
+    ):
+        playing.gather(tasks_of(50), 0)
     assert sum(episode.end is EndReason.SANDBOX_LOST for episode in seen) <= 4
 
 
