@@ -491,6 +491,9 @@ def test_signs_say_what_was_looked_at_and_what_could_not_be_judged():
     assert said.startswith("Looked at over 4 rounds: held-out pass@1, steps in reward.")
     assert "Not judged: groups without signal (0 of at least 10 rounds), entropy" in said
     assert said.endswith("No episode was ever rewarded.")
-    assert "entropy" in coverage(
-        [{"step": step, "policy/entropy": 1.0} for step in range(10)]
-    ).partition("Not judged")[0]
+    assert (
+        "entropy"
+        in coverage([{"step": step, "policy/entropy": 1.0} for step in range(10)]).partition(
+            "Not judged"
+        )[0]
+    )
