@@ -144,16 +144,8 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
         if isinstance(value, dict):
             flat += _flatten(value, f"{prefix}{name}.")
         else:
-            flat.append(
-                (
-                    prefix + name,
-                    str(
-                        viewer.clip(
-                            value if isinstance(value, str) else json.dumps(value, default=str), 400
-                        )
-                    ),
-                )
-            )
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat.append((prefix + name, str(viewer.clip(text, 400))))
     return flat
 
 

@@ -34,15 +34,14 @@ def holder(folder):
 
 def test_a_second_owner_is_refused_by_one_sentence(tmp_path):
     with holder(tmp_path) as first:
-        sentence = f"in use by process {first.pid}: wait"
-        with pytest.raises(ConfigError, match=sentence), owned(tmp_path):
+        with pytest.raises(ConfigError, match=f"process {first.pid}: wait"), owned(tmp_path):
             pass
         with pytest.raises(ConfigError, match="in use by process"):
             evaluate(EvalPlan(Echo, limit=2, sandbox="process", out=tmp_path))
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
         first.stdin.close()
-    sentence = f"process {os.getpid()}"
-    with owned(tmp_path), pytest.raises(ConfigError, match=sentence), owned(tmp_path):
+    refused = pytest.raises(ConfigError, match=f"process {os.getpid()}")
+    with owned(tmp_path), refused, owned(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""No ending that an agent can cause is left without a score, and no honest one is scored by a fault."""
+"""No ending that an agent can cause is left without a score."""
 
 import asyncio
 import errno

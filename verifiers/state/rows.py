@@ -21,7 +21,7 @@ Tables = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Floats may differ by max(atol, rtol · |expected|); infinities are equal or not, NaN is NaN."""
+    """Floats may differ by max(atol, rtol · |expected|); infinities must be equal, NaN is NaN."""
 
     rtol: float = 0.0
     atol: float = 0.0
