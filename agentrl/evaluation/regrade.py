@@ -75,8 +75,7 @@ class _Work(NamedTuple):
 def regrade(
     plan: RegradePlan, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Grade every finished episode of a run once more and write old and new scores to
-    `regrade.jsonl` in its folder.
+    """Grade every finished episode of a run again; old and new scores go to `regrade.jsonl`.
 
     A file of an earlier time is kept: the next is `regrade-2.jsonl`. `progress` is told how many
         episodes are graded,
@@ -157,7 +156,7 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _streams(config: Mapping[str, Any], episodes: Iterable[Episode]) -> list[_Stream]:
-    """Where the tasks can come from: an evaluation says so in its keys, a training run by its seed."""
+    """Where the tasks can come from: named in the keys of an evaluation, or by a run's seed."""
     streams: dict[_Stream, None] = {}
     for run in {episode.key.run: None for episode in episodes}:
         if named := re.fullmatch(r".*/(\w+)/(\d+)", run):
