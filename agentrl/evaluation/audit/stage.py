@@ -1,4 +1,4 @@
-"""Where an audit plays: tasks, sandboxes, the oracle's episodes, and what an agent could hand in."""
+"""The tasks, sandboxes, reference episodes and possible submissions that an audit works with."""
 
 from __future__ import annotations
 
