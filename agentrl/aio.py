@@ -67,7 +67,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Cancel what still runs, wait for its clean-up, and end the thread; safe to call twice."""
+        """Cancel what still runs, wait for its clean-up, then end the thread; safe to call twice."""
         if not self.is_closed:
             self.submit(_cancel_all()).result(timeout=_CLEANUP_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
