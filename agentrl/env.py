@@ -46,8 +46,7 @@ class ToolEnv:
         needs: what its code does that sandboxes refuse ("ptrace", "sysvipc"); implies "fresh".
         untrusted: whether its own code is untrusted; then only a real boundary will do.
         endless: whether its splits never end.
-        screened: whether tasks are admitted as those with hidden tests are: the reference must
-            pass and doing nothing must not.
+        screened: whether a task is played only if its reference passes and doing nothing fails.
         one_split: whether "train" and "test" are the same tasks on purpose; for evaluation only.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
         task: the task of the episode; set before `setup` runs.
@@ -131,12 +130,12 @@ class ToolEnv:
     def sandbox(self) -> Sandbox:
         """The episode's sandbox; a ContractError without `needs_sandbox = True`."""
         if self._sandbox is None:
-            name = self.id or type(self).__name__
-            raise ContractError(f"{name} has no sandbox: set needs_sandbox = True")
+            raise ContractError(f"{type(self).__name__} has no sandbox: set needs_sandbox = True")
         return self._sandbox
 
     @sandbox.setter
     def sandbox(self, sandbox: Sandbox | None) -> None:
+        """Lend a sandbox, or take it away; for the runner."""
         self._sandbox = sandbox
 
 
