@@ -62,7 +62,7 @@ class OptimizerSettings(BaseModel):
     """Longer gradients are scaled down to this norm; `inf`: never."""
 
 
-class Engine(BaseModel):
+class EngineSettings(BaseModel):
     """What samples."""
 
     model_config = STRICT
@@ -179,7 +179,7 @@ class TrainConfig(BaseModel):
     """Optimizer steps per round."""
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
-    engine: Engine = Engine()
+    engine: EngineSettings = EngineSettings()
     """What samples: `{name = "transformers", own_weights = true}`."""
     compute: Compute = Compute()
     """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`.

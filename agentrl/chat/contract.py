@@ -26,7 +26,7 @@ class Played(NamedTuple):
     emitted: list[list[int]]
 
 
-def play(
+def simulate(
     chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSpec], emit: Emit = list
 ) -> list[Played]:
     """Play a recorded conversation online: an engine emits `emit(canonical ids)` for every
@@ -98,8 +98,8 @@ def _check_conversation(
     chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSpec]
 ) -> Iterator[str]:
     shape = _shape(messages)
-    plain = play(chat, messages, tools)
-    split = play(chat, messages, tools, lambda ids: fragment(chat, ids))
+    plain = simulate(chat, messages, tools)
+    split = simulate(chat, messages, tools, lambda ids: fragment(chat, ids))
     for branch in split:
         if not exact(branch):
             yield (

@@ -27,7 +27,7 @@ from tiny_tokenizers import (
     tiny,
 )
 
-from agentrl.chat.contract import check_chat, exact, fragment, play
+from agentrl.chat.contract import check_chat, exact, fragment, simulate
 from agentrl.chat.parsers import PARSERS
 from agentrl.chat.tokens import Chat, Demonstration
 from agentrl.errors import EngineError, TemplateError
@@ -103,7 +103,7 @@ def sampled_ids_survive(chat: Chat, ids: Sequence[int], emitted: Sequence[Sequen
 @pytest.mark.parametrize("shape", APPENDING)
 def test_bug_1_is_caught_where_history_is_rendered_again(shape: str) -> None:
     chat = chat_of(shape)
-    (played,) = play(chat, EPISODE, TOOLS, lambda ids: fragment(chat, ids))
+    (played,) = simulate(chat, EPISODE, TOOLS, lambda ids: fragment(chat, ids))
     assert exact(played)
     assert sampled_ids_survive(chat, played.trajectory.ids, played.emitted)
     assert not sampled_ids_survive(

@@ -8,7 +8,7 @@ import pytest
 from tiny_tokenizers import CALL, EPISODE, TALK, TOOLS, text_of
 from trl_templates import trl_names, trl_template, trl_tokenizer
 
-from agentrl.chat.contract import exact, fragment, play
+from agentrl.chat.contract import exact, fragment, simulate
 from agentrl.chat.parsers import FORMATS
 from agentrl.chat.settings import ChatSettings
 from agentrl.chat.tokens import Chat
@@ -76,7 +76,7 @@ def test_check_holds_with_nothing_set(name: str, tmp_path: Path) -> None:
 def test_what_is_played_is_what_trains_and_text_stays_text(name: str) -> None:
     chat = Chat(trl_tokenizer(name))
     for emit in (list, lambda ids: fragment(chat, ids)):
-        played = play(chat, TALK, TOOLS, emit)
+        played = simulate(chat, TALK, TOOLS, emit)
         assert all(exact(branch) for branch in played)
         trained = sum(branch.trajectory.trained for branch in played)
         assert trained == sum(len(ids) for branch in played for ids in branch.emitted)

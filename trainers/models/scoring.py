@@ -45,15 +45,11 @@ def token_logprobs(
 ) -> PolicyOutput:
     """Score a right-padded batch with a Hugging Face causal language model.
 
-    The whole model is called once, so that hooks of FSDP, DDP and PEFT fire; while it runs, its
-    output layer gathers the hidden states in front of trained tokens and turns them into
-    log-probabilities, in chunks and in float32 whatever the backbone's precision is (float64 models
-    stay float64). With more than one chunk, logits are computed again in the backward pass instead
-    of kept. Attention is causal and padding is on the right, so no position that is read can see
-    padding and no attention mask is passed.
-
-    Other threads may sample from the same model meanwhile; only one thread may score with it at a
-    time.
+    The whole model is called once, so that hooks of FSDP, DDP and PEFT fire. Its output layer
+    turns the hidden states in front of trained tokens into log-probabilities, in chunks and in
+    float32 (float64 models stay float64). With more than one chunk, logits are computed again in
+    the backward pass. Attention is causal and padding stands on the right, so no attention mask is
+    needed. Other threads may sample from the model meanwhile; only one may score with it.
 
     Args:
         model: the policy; gradients flow unless the caller stands under `torch.no_grad()`.

@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Bytes by purpose; `peak` is what CUDA calls `max_memory_allocated`.
 
     Attributes:
@@ -79,7 +79,7 @@ def plan(
     compute: Compute | None = None,
     reference: bool = False,
     critic: PretrainedConfig | None = None,
-) -> Plan:
+) -> MemoryPlan:
     """Plan a run with a policy of this shape.
 
     Args:
@@ -106,7 +106,7 @@ def plan(
     worst = (
         max(ways, key=lambda way: sum(way.values())) for ways in (updates, gradients, sampling)
     )
-    return Plan(models, resident, *worst)
+    return MemoryPlan(models, resident, *worst)
 
 
 def _empty(config: PretrainedConfig, dtype: torch.dtype) -> Any:
@@ -193,7 +193,7 @@ def _sampling(model: Any, config: Any, compute: Compute, work: Work) -> dict[str
     }
 
 
-def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None) -> Plan:
+def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None) -> MemoryPlan:
     """Plan the run of a config, whose folder's weights are not loaded.
 
     Args:
@@ -222,7 +222,7 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
     return plan(policy, work, compute=config.compute, reference=held, critic=critic)
 
 
-def plan_table(found: Plan) -> Any:
+def plan_table(found: MemoryPlan) -> Any:
     """The plan as a rich table."""
     from rich.table import Table
 

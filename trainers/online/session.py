@@ -28,7 +28,7 @@ def plan_training(
     nothing is written.
 
     Returns:
-        `Plan.row()`: "peak_bytes" and what they are made of.
+        `MemoryPlan.row()`: "peak_bytes" and what they are made of.
 
     Raises:
         ConfigError: a setting is wrong.

@@ -43,7 +43,7 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
         rows = mini if recipe.regularisers else mini.informative()
         micros = list(rows.split(config.compute.micro_tokens))
         for micro in micros:
-            output = score(learner, micro)
+            output = policy_output(learner, micro)
             loss, metrics = recipe.loss(output, micro)
             loss.backward()
             log.micro(output, micro, metrics)
@@ -63,7 +63,7 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
         log.trained(mini, batch.n_episodes)
 
 
-def score(learner: Learner, micro: TokenBatch) -> PolicyOutput:
+def policy_output(learner: Learner, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens, with gradient."""
     needs = learner.recipe.needs
     mode: EntropyMode = "gradient" if "entropy_gradient" in needs else "value"
