@@ -1,6 +1,4 @@
-"""Hidden tests that only pytest can run: fixtures, a conftest.py, files of their own; as
-unforgeable as all others.
-"""
+"""Hidden tests that only pytest can run: fixtures, a conftest.py, files of their own."""
 
 from __future__ import annotations
 
@@ -140,7 +138,7 @@ def test_honest_work_passes_and_no_forger_does(backend):
     assert refused == {}
     assert [score.value for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert "4 of 4 hidden tests passed" in scores[0].why
-    assert "a test was reported as passed while what it expected was false" in scores[4].why
+    assert {score.parts["isolated"] for score in scores} == {1.0}
 
 
 @pytest.mark.long

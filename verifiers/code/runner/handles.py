@@ -67,7 +67,11 @@ class ProxyType(type):
     """The type of stand-ins for classes: to call one makes an object in the other process."""
 
     def __new__(
-        mcs, name: str, bases: tuple[type, ...], space: dict[str, Any], made: bool = False
+        mcs: type[ProxyType],
+        name: str,
+        bases: tuple[type, ...],
+        space: dict[str, Any],
+        made: bool = False,
     ) -> ProxyType:
         """Only this module makes one: a test cannot derive a class from the candidate's."""
         if not made:
