@@ -24,8 +24,9 @@ COLUMNS = ("row", "ours", "theirs", "ratio", "unit", "n", "promise", "notes")
 PAGE = """\
 # Benchmarks
 
-Written by `make bench` (one row: `make bench ONLY=name`), which also writes `bench.json`. Medians of n; a row without a
-rival has its own value as ratio. Each row is a file of `benchmarks/`, whose first paragraph says what is measured.
+Written by `make bench` (one row: `make bench ONLY=name`), which also writes `bench.json`. Medians
+of n; a row without a rival has its own value as ratio. Each row is a file of `benchmarks/`, whose
+first paragraph says what is measured.
 
 Machine: {machine}.
 

@@ -18,7 +18,7 @@ PAIRS = 5
 
 
 def measure(pairs: int = PAIRS) -> Row:
-    """The row of the model where we save less; the notes have both. The ratio is ours over theirs."""
+    """The row of the model where we save less; the notes have both. Ratio: ours over theirs."""
     found = [measure_pairs(replace(work, checkpointing=True), pairs) for work in (TINY, REAL)]
     least = worst(found, lambda one: one.memory)
     ours, theirs = (round(least.median(side, "bytes") / 2**20, 1) for side in ("ours", "theirs"))

@@ -1,4 +1,4 @@
-"""calc-v0 whose score has two named terms, as GDPO needs: the answer, and calls that can be read."""
+"""calc-v0 with a score of two named terms, as GDPO needs: the answer, and readable calls."""
 
 from __future__ import annotations
 

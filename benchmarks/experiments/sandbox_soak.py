@@ -52,7 +52,7 @@ SLOW = 50  # one episode in so many has a command that runs out of time
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: unit, how its value is scaled, and the share by which it may change over the run."""
+    """One curve: unit, scale of its value, and the share by which it may change over the run."""
 
     title: str
     unit: str

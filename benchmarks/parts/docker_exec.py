@@ -55,7 +55,7 @@ class PlainContainer:
         *,
         archive: bool = False,
     ):
-        """Start one; with `archive` its root is writable, so that files can come by `put_archive`."""
+        """Start one; with `archive` its root is writable, so files can come by `put_archive`."""
         self.archive = archive
         self.area = _ROOT_AREA if archive else AREA
         self._daemon = first_daemon()

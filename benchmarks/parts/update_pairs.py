@@ -24,7 +24,7 @@ SAME = 1e-3
 
 @dataclass(frozen=True)
 class Pairs:
-    """What was measured of one workload: per step of each side, {"seconds", "bytes", "grad_norm"}."""
+    """What was measured of one workload: per step and side, {"seconds", "bytes", "grad_norm"}."""
 
     work: Work
     steps: dict[str, list[dict[str, float]]]

@@ -30,8 +30,8 @@ class Mine(ToolEnv):
 
     def tasks(self, split, seed):
         for word in ("one", "two", "three"):
-            yield Task(id=f"{split}-{word}", instruction=f"{split}: say {word}", hidden={"answer": word},
-                       oracle={"answer": ORACLE})
+            yield Task(id=f"{split}-{word}", instruction=f"{split}: say {word}",
+                       hidden={"answer": word}, oracle={"answer": ORACLE})
 
     @tool
     async def look(self) -> str:

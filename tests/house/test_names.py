@@ -26,8 +26,8 @@ APART = (
     "verifiers/answers/math_worker.py",
     "verifiers/code/runner",
 )
-"""Commands have the names of what they call, and the reading copy those of the real path; the others
-are programs that run on their own, in a sandbox or a process."""
+"""Commands have the names of what they call, and the reading copy those of the real path; the
+others are programs that run on their own, in a sandbox or a process."""
 
 
 def definitions() -> dict[str, set[str]]:

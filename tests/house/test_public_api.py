@@ -18,7 +18,7 @@ PUBLIC = {
         TaskView ToolCall ToolEnv Trajectory UserError make play register tool
     """,
     "agentrl.evaluation": """
-        EvalPlan EvalProgress Finding PassAt bootstrap_ci check_environment check_named evaluate
+        EvalPlan EvalProgress PassAt RuleResult bootstrap_ci check_environment check_named evaluate
         pass_at pass_at_k pass_hat_k summarize summary_lines task_counts wilson_ci
     """,
     "agentrl.sandboxes": """

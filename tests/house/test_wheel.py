@@ -95,7 +95,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_one_name(wheel: Path) -> No
                 f"{inside} is not in the wheel"
             )
     for data in (
-        "evaluation/templates/report.js",
+        "report/templates/report.js",
         "envs/data/",
         "sandboxes/supervisor/",
         "verifiers/code/runner/",

@@ -59,7 +59,7 @@ def failure(status: int, message: str = "no", **error) -> Answer:
 
 @contextmanager
 def chat_server(*answers: Answer | Callable[[dict], Answer]) -> Iterator[ChatServer]:
-    """Answers requests in turn, the last answer for good; a function answers by the request's JSON."""
+    """Answers requests in turn, then the last answer for good; a function answers by the JSON."""
     due, lock, ended = list(answers), threading.Lock(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

@@ -173,7 +173,7 @@ def per_episode(batch: TokenBatch, values_BT: torch.Tensor) -> list[list[float]]
 
 
 def assert_same(step, batch: TokenBatch, other: TokenBatch) -> None:
-    """Every trained token has the same advantage and return in both, and what is not trained has 0."""
+    """Every trained token has the same advantage and return in both; other tokens have 0."""
     for field in ("advantages_BT", "returns_BT"):
         here, there = (getattr(step(one), field) for one in (batch, other))
         if here is None:

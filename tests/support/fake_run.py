@@ -49,7 +49,7 @@ samples = 1
 
 
 class Words:
-    """A vocabulary of words, spaces and signs that grows as it is used; decodes like a tokenizer."""
+    """A vocabulary of words and signs that grows as it is used; decodes like a tokenizer."""
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}

@@ -200,7 +200,7 @@ def tiny_model_folder() -> Path:
 
 
 def refused(tasks: Sequence[Task], sandbox: str = "bubblewrap") -> dict[str, str]:
-    """Task id -> why hidden tests do not admit it; graders have room for the largest public tasks."""
+    """Task id -> why hidden tests do not admit it; graders have room for large public tasks."""
 
     async def run():
         pool = open_pool(sandbox, size=3, limits=SandboxLimits(memory_mb=4096))

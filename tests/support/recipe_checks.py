@@ -37,7 +37,7 @@ few = settings(quick, max_examples=6)
 
 
 def check_masked_tokens_change_nothing(row: Recipe) -> None:
-    """Bug 2. Nothing decays through what a tool said, however much that is and wherever it stands."""
+    """Bug 2. Nothing decays through what a tool said, however long and wherever it stands."""
 
     @few
     @given(
@@ -58,7 +58,7 @@ def check_masked_tokens_change_nothing(row: Recipe) -> None:
 
 
 def check_a_late_reward_arrives(row: Recipe) -> None:
-    """Bug 3. Neither the outcome nor a process reward is lost where a row ends on an observation."""
+    """Bug 3. No outcome and no process reward is lost where a row ends on an observation."""
 
     @few
     @given(rounds)
@@ -232,7 +232,7 @@ def _scored(two: TwoSteps, theta: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _kl_gradient(two: TwoSteps, sampler: Tensor, ref: Tensor) -> Tensor:
-    """d/dθ of the KL to the reference at both steps, summed, in the states that the sampler visits."""
+    """d/dθ of the KL to the reference at both steps, summed, in states that the sampler visits."""
     here, there = (table.view(6, 5).log_softmax(1) for table in (two.theta, ref))
     visits_S = torch.cat((torch.ones(1, dtype=torch.float64), sampler[:5].softmax(0)))
     return torch.autograd.grad((visits_S * (here.exp() * (here - there)).sum(1)).sum(), two.theta)[

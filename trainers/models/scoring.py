@@ -57,10 +57,8 @@ def token_logprobs(
         temperature: of the sampler; logits are divided by it.
         chunk: trained tokens whose logits exist at a time (chunk × vocabulary × 4 bytes); None: as
             many as fit 64 MiB.
-        entropy: leave it out, compute its value, or compute it with gradient (for an entropy
-            bonus).
-        top: K, how many of the likeliest tokens to give; 0: none. Where a `TokenBatch` names top
-            tokens, those are given.
+        entropy: leave it out, compute its value, or compute it with gradient.
+        top: K, how many of the likeliest tokens to give, or those that a `TokenBatch` names.
 
     Raises:
         ValueError: the temperature or the chunk is not positive, or `top` is negative.

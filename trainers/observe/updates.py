@@ -1,4 +1,4 @@
-"""What the updates of one round are logged as: gathered while they happen, told when they are done."""
+"""The metrics of one round's updates: gathered while they happen, told when they are done."""
 
 from __future__ import annotations
 

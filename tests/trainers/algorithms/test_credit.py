@@ -163,7 +163,7 @@ def test_a_turn_that_no_sibling_reached_has_no_advantage():
 
 
 def test_gigpo_compares_turns_that_met_one_state():
-    """Two episodes come back to state 5; the first meets it twice, so three returns are compared."""
+    """Two episodes come back to state 5, the first one twice: three returns are compared."""
     batch = packed([[(((1, 1), (1, 1), (1, 1)), 1.0), (((1, 1), (1, 1)), 0.0)]])
     state_BT = batch.state_BT.clone()
     state_BT[batch.mask_BT] = torch.tensor([3, 5, 5, 3, 5])

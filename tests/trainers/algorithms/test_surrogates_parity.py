@@ -42,7 +42,7 @@ SEEDS = pytest.mark.parametrize("seed", range(5))
 
 
 def random_batch(seed, advantage="token", spread=0.3):
-    """One row per episode, tool output inside, padding behind; old log-probabilities in [-3, -0.1]."""
+    """One row per episode, tool output inside, padding behind; old logprobs in [-3, -0.1]."""
     generator = torch.Generator().manual_seed(seed)
     lengths_B = torch.randint(1, WIDTH + 1, (ROWS,), generator=generator)
     inside_BT = torch.arange(WIDTH) < lengths_B[:, None]

@@ -189,7 +189,7 @@ def test_predictions_are_the_same_in_every_split(micro_tokens):
 
 
 def as_verl_has_it(values_BT, returns_BT, old_BT, mask_BT, clip):
-    """Its definition, number by number: half the masked mean of the larger of both squared errors."""
+    """Its definition, number by number: half the masked mean of the larger squared error."""
     total = count = cut = 0.0
     for v, r, old, m in zip(
         *(x.flatten().tolist() for x in (values_BT, returns_BT, old_BT, mask_BT)), strict=True

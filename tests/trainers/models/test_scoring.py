@@ -303,7 +303,7 @@ def test_a_bare_module_with_logits_is_enough():
 
 
 def test_another_thread_may_sample_while_one_scores():
-    """The sampler calls the same module; it must get logits, never what the scorer reads off them."""
+    """The sampler calls the same module; it must get logits, not what the scorer makes of them."""
     model, batch = tiny_model(), multi_turn_batch()
     ids, seen = batch.ids_BT[:1, :6], []
     expected = model(input_ids=ids).logits
