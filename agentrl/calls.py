@@ -81,7 +81,8 @@ class Guard(Protocol):
     """Stands around the tool calls of one episode.
 
     Both methods run outside of the tool's own time limit and inside of the episode's. An exception
-    from either one ends the episode as a failure without a score: no call runs unchecked.
+    from either one ends the episode, so that no call runs unchecked. The agent may have caused it:
+    the episode has failed, unless the reference solution meets the same (`rollout.blame`).
     """
 
     async def before(self, call: ToolCall, tool: ToolSpec, context: CallContext) -> Decision:

@@ -11,6 +11,7 @@
         ├── SandboxLost          the place where code runs is gone
         │   └── BackendAway          no sandbox can be had, or somebody outside ended this one
         ├── EngineError          sampling failed
+        │   ├── EngineAborted        somebody stopped the request
         │   ├── EngineAway           the server cannot be reached, or has no room
         │   ├── EngineBroken         the engine contradicts itself
         │   └── AnswerFailed         the server failed at its answer, perhaps because of its text
@@ -74,6 +75,10 @@ class EngineError(InfraError):
 
 class EngineAway(EngineError):
     """The server cannot be reached or has no room, whatever it is asked."""
+
+
+class EngineAborted(EngineError):
+    """Somebody stopped the request, or the whole engine."""
 
 
 class EngineBroken(EngineError):

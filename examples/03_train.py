@@ -44,6 +44,7 @@ def main(folder: Path) -> None:
     settings = Settings("calc-v0", str(source), EASY, tasks_per_step=8, learning_rate=5e-4, steps=4)
     trained = train(settings, report)
     trained.save_pretrained(folder / "trained")
+    chat.tokenizer.save_pretrained(folder / "trained")
 
 
 def report(row: dict[str, float]) -> None:

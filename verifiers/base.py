@@ -61,7 +61,11 @@ class Verifier(Protocol):
     """Judges a submission. It may run code in a grader sandbox; it may not change the episode."""
 
     def __call__(self, submission: Submission, /) -> Awaitable[Score]:
-        """Return the verdict, or Score.failed(why) where infrastructure broke, never a number."""
+        """Return the verdict; raise an `InfraError` where infrastructure broke, never a number.
+
+        `Score.failed(why)` says the same. It is asked once more; if it fails again and the
+        reference can be judged, the failure is the agent's (`rollout.blame`).
+        """
         ...
 
 

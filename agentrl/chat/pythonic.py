@@ -48,6 +48,11 @@ _LEXEME = re.compile(
 )
 
 
+_MAX_UNCLOSED = 256
+"""Openings that turn out to be prose before the rest of a text is taken for prose: each one costs a
+look at all that follows."""
+
+
 def _closing(text: str, start: int) -> int:
     """Index behind the bracket that closes the one at `start`, strings skipped; -1 if there is
     none.
@@ -80,14 +85,15 @@ def _split(text: str) -> tuple[str, list[Call]]:
     """Content and calls of a text without reasoning."""
     pieces: list[str] = []
     calls: list[Call] = []
-    position = search = 0
-    while match := _PYTHON_START.search(text, search):
+    position = search = unclosed = 0
+    while unclosed < _MAX_UNCLOSED and (match := _PYTHON_START.search(text, search)):
         if match["fence"]:
             found, search = _fenced(text, match.end())
         else:
             found, search = _python_block(
                 text, match.end(), match.start("list") if match["list"] else -1
             )
+        unclosed += not found
         if found:
             pieces.append(text[position : match.start()])
             calls += found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError as JinjaError
 
-from agentrl.chat.parsing import Format, decode, dumps
+from agentrl.chat.parsing import Format, dumps
 from agentrl.chat.rows import (
     BADLY_NAMED,
     SENTINEL,
@@ -30,12 +30,13 @@ from agentrl.chat.rows import (
     one_of,
 )
 from agentrl.errors import TemplateError
-from agentrl.types import BadCall, Message, ToolCall, ToolSpec
+from agentrl.types import BadCall, Json, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GUARD = re.compile("\ue000(\\d+)\ue001")
+_MARKS = re.compile("[\ue000\ue001]")
 _REFUSALS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
 
@@ -102,8 +103,16 @@ class Template:
     def guard(self, text: str, pattern: re.Pattern[str] | None = None) -> str:
         """Hide control tokens that are spelled in a text: `encode` makes plain text of them."""
         return (pattern or self._special_pattern).sub(
-            lambda match: f"\ue000{self._special_at[match[0]]}\ue001", text
+            lambda match: f"\ue000{self._special_at[match[0]]}\ue001", _MARKS.sub("\ufffd", text)
         )
+
+    def _guard_all(self, value: Json) -> Json:
+        """`guard` for every text inside of a JSON value."""
+        if isinstance(value, dict):
+            return {self.guard(key): self._guard_all(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._guard_all(item) for item in value]
+        return self.guard(value) if isinstance(value, str) else value
 
     def _unguard(self, text: str) -> str:
         return _GUARD.sub(lambda match: self._special[int(match[1])], text)
@@ -240,10 +249,10 @@ class Template:
             if isinstance(call, ToolCall)
             else (BADLY_NAMED, {"text": call.text})
         )
-        text = self.guard(dumps(dict(arguments)))
+        values = self._guard_all(dict(arguments))
         function = {
             "name": self.guard(name),
-            "arguments": text if self.style == "json" else decode(text),
+            "arguments": self.guard(dumps(dict(arguments))) if self.style == "json" else values,
         }
         return {"id": call_id(call, index), "type": "function", "function": function}
 

@@ -100,7 +100,8 @@ class Engine(Protocol):
         """Sample with these weights from now on.
 
         It returns when the engine has them. A generation that is under way ends with the old
-        weights and the old version: none is sampled by two.
+        weights and the old version. Where the engine samples from the trained module itself, that
+        holds only if nothing is under way while the optimizer steps.
         """
         ...
 
@@ -113,7 +114,7 @@ class Engine(Protocol):
         ...
 
     def abort(self) -> None:
-        """End every request that waits or runs with an `EngineError`."""
+        """End every request that waits or runs with an `EngineAborted`."""
         ...
 
     async def close(self) -> None:

@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights
-from agentrl.errors import EngineError
+from agentrl.errors import EngineAborted, EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_PAUSE_S = 0.01
+"""Seconds between two looks at whether a pause is over."""
 
 
 class _Request(NamedTuple):
@@ -67,7 +71,7 @@ class TransformersEngine:
         self._max_batch = max_batch
         self._seats = 0
         self._waiting: list[_Request] = []
-        self._running: list[_Request] = []
+        self._begun: list[_Request] = []
         self._paused = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy: asyncio.Task[None] | None = None
@@ -131,9 +135,9 @@ class TransformersEngine:
             self._loop.call_soon_threadsafe(self._abort)
 
     def _abort(self) -> None:
-        for request in (*self._waiting, *self._running):
+        for request in (*self._waiting, *self._begun):
             if not request.reply.done():
-                request.reply.set_exception(EngineError("the request was aborted"))
+                request.reply.set_exception(EngineAborted("the request was aborted"))
 
     async def close(self) -> None:
         """End the sampling thread; safe to call twice."""
@@ -153,24 +157,30 @@ class TransformersEngine:
         """Sample what is waiting, until nothing is due."""
         await asyncio.sleep(0)  # requests made in this turn of the loop join the batch
         while self._due():
-            batch, self._waiting = sorted(self._waiting, key=_batch_order), []
-            for _, alike in groupby(batch, key=lambda request: _batch_order(request)[0]):
+            self._begun, self._waiting = sorted(self._waiting, key=_batch_order), []
+            for _, alike in groupby(self._begun, key=lambda request: _batch_order(request)[0]):
                 rows = list(alike)
                 for start in range(0, len(rows), self._max_batch):
+                    while self._paused:
+                        await asyncio.sleep(_PAUSE_S)
                     await self._answer(rows[start : start + self._max_batch])
 
     async def _answer(self, rows: list[_Request]) -> None:
-        self._running = rows
+        """Sample a batch; where that fails, each row alone: one row is no other's fault."""
+        rows = [request for request in rows if not request.reply.done()]
+        if not rows:
+            return
         try:
             results = await asyncio.get_running_loop().run_in_executor(
                 self._worker, self._sample, rows
             )
-        except Exception as cause:  # noqa: BLE001 - handed to every request that waits for this batch
-            for request in rows:
-                if not request.reply.done():
-                    error = EngineError(f"sampling failed: {type(cause).__name__}: {cause}")
-                    error.__cause__ = cause
-                    request.reply.set_exception(error)
+        except Exception as cause:  # noqa: BLE001 - handed to the request that waits for it
+            for request in rows if len(rows) > 1 else ():
+                await self._answer([request])
+            if len(rows) == 1 and not rows[0].reply.done():
+                error = EngineError(f"sampling failed: {type(cause).__name__}: {cause}")
+                error.__cause__ = cause
+                rows[0].reply.set_exception(error)
             return
         for request, generation in zip(rows, results, strict=True):
             if not request.reply.done():

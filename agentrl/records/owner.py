@@ -17,11 +17,14 @@ LOCK = ".owner"
 def owned(folder: Path) -> Iterator[None]:
     """Hold a folder, made if it is missing, for as long as the block lasts.
 
+    A folder that was made here and in which nothing was written is removed again.
+
     The kernel lets go of it when the process ends, however it ends.
 
     Raises:
         ConfigError: another process (or this one, elsewhere) holds it.
     """
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     descriptor = _locked(path)
@@ -32,6 +35,8 @@ def owned(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _locked(path: Path) -> int:

@@ -20,6 +20,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import (
     AnswerFailed,
     BackendAway,
+    EngineAborted,
     EngineAway,
     EngineBroken,
     EngineError,
@@ -33,7 +34,7 @@ from agentrl.errors import (
 from agentrl.policies.base import Policy, Scripted
 from agentrl.types import EndReason, Limits, Message, Score, Task, ToolSpec
 
-CERTAIN = (BackendAway, EngineAway, EngineBroken)
+CERTAIN = (BackendAway, EngineAborted, EngineAway, EngineBroken)
 """Failures that no agent can bring about, so that no witness is asked."""
 
 Witness = Callable[[], Awaitable[object]]
@@ -96,6 +97,9 @@ def _involves_agent(error: BaseException, spoke: bool) -> bool:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
+        if isinstance(error, BaseExceptionGroup):
+            for part in error.exceptions:
+                yield from _causes(part)
         error = error.__cause__
 
 

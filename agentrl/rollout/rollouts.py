@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from agentrl.aio import LoopThread
+from agentrl.aio import LoopThread, is_cancelled
 from agentrl.engines.base import Weights
 from agentrl.errors import ConfigError, ContractError
 from agentrl.policies.base import Policy, TokenPolicy
@@ -114,6 +114,11 @@ class Rollouts:
         retries: int = 1,
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
+        if concurrency < 1 or group_size < 1 or retries < 0:
+            raise ConfigError(
+                f"concurrency={concurrency}, group_size={group_size} and retries={retries}: the"
+                " first two must be at least 1, the last at least 0"
+            )
         self.setting = setting
         self.group_size = group_size
         self._retries = retries
@@ -234,6 +239,12 @@ class Rollouts:
                 async with asyncio.TaskGroup() as playing:
                     for task in tasks:
                         playing.create_task(self._play_group(task, batch, finished))
+        except asyncio.CancelledError as error:
+            if is_cancelled():  # by `close`, after which nobody waits
+                raise
+            await finished.put(
+                RuntimeError(f"the environment cancelled its own episode: {error!r}")
+            )
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
             await finished.put(_first(error))
 

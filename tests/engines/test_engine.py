@@ -19,7 +19,7 @@ from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Sampling
 from agentrl.engines.loading import load_critic, load_model, load_tokenizer, transformers_engine
 from agentrl.engines.transformers import TransformersEngine, draw
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, EngineAborted, EngineError
 from agentrl.policies.base import TokenPolicy
 from agentrl.trainers.models.weights import PolicyWeights
 from agentrl.types import EndReason, Limits
@@ -399,7 +399,7 @@ def test_engine_failures_end_episodes_and_the_run_goes_on(model, chat):
 
     def flaky(rows):
         calls.append(len(rows))
-        if len(calls) <= 2:
+        if len(calls) <= 6:  # two batches of two, and each of their rows alone
             raise RuntimeError("the device fell off")
         return answer(rows)
 
@@ -463,7 +463,7 @@ def test_aborted_requests_end_with_an_error_and_later_ones_are_served(engine):
 
     ended, after = asyncio.run(play())
     assert [str(error) for error in ended] == ["the request was aborted"] * 3
-    assert {type(error) for error in ended} == {EngineError}
+    assert {type(error) for error in ended} == {EngineAborted}
     assert len(after.ids) > 0
 
 
@@ -496,3 +496,52 @@ def test_loaded_weights_have_memory_of_their_own():
     assert {tensor.data_ptr() % 64 for tensor in (*model.parameters(), *model.buffers())} == {0}
     critic = load_critic(tiny_model_folder())
     assert {tensor.data_ptr() % 64 for tensor in critic.parameters()} == {0}
+
+
+def test_pause_and_abort_reach_what_was_taken_but_not_begun(model, chat):
+    """Requests of other temperatures and over-long queues are batches of their own."""
+    engine = transformers_engine(model, chat)
+    begun = threading.Event()
+    hook = model.register_forward_hook(lambda *_: begun.set())
+
+    async def play():
+        works = [
+            asyncio.ensure_future(
+                engine.generate([5, 6], Sampling(temperature=t, max_tokens=60), seed=1)
+            )
+            for t in (40.0, 50.0, 60.0)
+        ]
+        await asyncio.to_thread(begun.wait)
+        engine.pause()
+        await works[0]
+        await asyncio.sleep(0.1)
+        assert [work.done() for work in works] == [True, False, False]
+        engine.abort()
+        ended = await asyncio.gather(*works[1:], return_exceptions=True)
+        assert [type(error) for error in ended] == [EngineAborted, EngineAborted]
+        engine.resume()
+        return await engine.generate([5, 6], Sampling(max_tokens=4), seed=1)
+
+    assert asyncio.run(play()).ids
+    hook.remove()
+    asyncio.run(engine.close())
+
+
+def test_a_batch_that_fails_is_sampled_row_by_row(engine, monkeypatch):
+    """A prompt that does not fit beside others fails none of them."""
+    whole = engine._sample
+
+    def crowded(rows):
+        if len(rows) > 1 or rows[0].prompt_ids == (9, 9):
+            raise RuntimeError("out of memory")
+        return whole(rows)
+
+    monkeypatch.setattr(engine, "_sample", crowded)
+
+    async def play():
+        prompts = ([5, 6], [9, 9], [7, 8])
+        works = [engine.generate(ids, Sampling(max_tokens=4), seed=1) for ids in prompts]
+        return await asyncio.gather(*works, return_exceptions=True)
+
+    first, failed, last = asyncio.run(play())
+    assert first.ids and last.ids and isinstance(failed, EngineError)

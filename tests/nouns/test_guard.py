@@ -136,7 +136,8 @@ def test_a_guard_that_breaks_lets_no_episode_pass(method):
 
     guard = type("Broken", (Ledger,), {method: broken})()
     episode = sold(guard, says(call("sell")), says(content="yes"))
-    assert not episode.passed and "policy file" in (episode.failure or episode.score.why)
+    assert episode.end is EndReason.AGENT_FAULT and episode.reward == 0.0
+    assert "policy file" in episode.score.why
     assert Shop.stock == (3 if method == "before" else 2)
 
 

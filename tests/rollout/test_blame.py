@@ -11,6 +11,7 @@ from helpers import Echo, call, make_task, play_one, rollouts, says, script
 
 from agentrl.errors import BackendAway, SandboxLost, VerifierError
 from agentrl.policies.served import ServedPolicy
+from agentrl.runner import Runner
 from agentrl.sandboxes import Pool, open_pool
 from agentrl.tools import tool
 from agentrl.types import EndReason, Score
@@ -53,12 +54,12 @@ def test_what_fails_behind_an_agent_alone_is_its_fault(bubblewrap, method, error
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{type(error).__name__} {error}")
-def test_what_fails_behind_everybody_is_infrastructure(bubblewrap, error):
-    class Shared(Files):
-        async def collect(self):
-            raise error
+def test_what_fails_behind_everybody_is_infrastructure(bubblewrap, error, monkeypatch):
+    async def collect(runner):
+        raise error
 
-    ending, why = judged(Shared, "attack = 1", open_pool("bubblewrap", size=1))
+    monkeypatch.setattr(Runner, "collect", collect)
+    ending, why = judged(Files, "attack = 1", open_pool("bubblewrap", size=1))
     assert ending[1] is None and "a witness without the agent failed too" in why
 
 

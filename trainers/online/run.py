@@ -12,16 +12,17 @@ from typing import Any, Self
 
 from agentrl.chat.settings import in_words
 from agentrl.curriculum.source import TaskSource, Uniform
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies.base import TokenPolicy
 from agentrl.registry import factory
-from agentrl.rollout.play import Setting
+from agentrl.rollout.play import Setting, derive_seed
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
+from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
 from agentrl.trainers.models.weights import sampling_copy
@@ -41,6 +42,9 @@ Listener = Callable[[str, Any], None]
 ("metrics", row), ("warning", sentence) and ("eval", summary) on the training thread."""
 
 
+EngineFactory = Callable[..., Engine]
+
+
 class Run:
     """A training run. Use it as a context manager: leaving it ends sandboxes and threads.
 
@@ -49,6 +53,8 @@ class Run:
         path: the run folder.
         resume: continue from the folder's last checkpoint (from the start if there is none).
         listen: progress display.
+        source: hands out tasks, where not every task once per epoch.
+        engine: (model, chat, synchronous=) -> what samples, where not the engine of the settings.
 
     Attributes:
         folder: what is recorded, and where the run goes on.
@@ -70,10 +76,20 @@ class Run:
         *,
         resume: bool = False,
         listen: Listener | None = None,
+        source: TaskSource | None = None,
+        engine: EngineFactory = open_engine,
     ) -> None:
         self.listen = listen or (lambda kind, what: None)
         self.folder = RunFolder(path, config, resume=resume)
         found = self.folder.found
+        if resume and not found:
+            self._warn(f"{path} has no checkpoint to resume from: beginning with round 1")
+        self.config = config
+        # What needs no weights comes first, so that a wrong setting costs no loading.
+        recipe(config.recipe, **config.loss).refuse_group_size(config.group_size)
+        make = factory(config.env, **config.env_settings)
+        self._check_splits(make())
+        self._held_out = self._held_out_tasks(make())
         self.chat = open_chat(found.model if found else config.model, config.chat)
         self.tokenizer = self.chat.tokenizer
         self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})
@@ -81,14 +97,11 @@ class Run:
         self.learner = Learner(config, found, self._warn, self.folder.keep)
         pad_id = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad_id is None else int(pad_id)
-        make = factory(config.env, **config.env_settings)
-        self._check_splits(make())
         state = found.state["source"] if found else None
-        self.source: TaskSource = Uniform(self._epoch_of(make), config.env, state)
-        self._held_out = self._held_out_tasks(make())
+        self.source = source or Uniform(self._epoch_of(make), config.env, state)
         self._parts = ExitStack()
         try:
-            self._open_sampler(make)
+            self._open_sampler(make, engine)
             self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was
             self._parts.callback(self.folder.close)
             played = path / "episodes.jsonl"
@@ -114,11 +127,11 @@ class Run:
 
     def pack(self, played: Round) -> TokenBatch:
         """A round as one batch, with the rewards of greedy episodes where the recipe reads them."""
-        recipe = self.learner.recipe
-        batch = pack_round(played, recipe, self.pad_id)
+        needs = self.learner.recipe.needs
+        batch = pack_round(played, self.learner.recipe, self.pad_id)
         if played.step == self.folder.start and batch.n_tokens:
             self._warn_of_absent_rewards(played)
-        if "greedy" not in recipe.needs:
+        if "greedy" not in needs:
             return batch
         return with_greedy(batch, played, self.rollouts, self._greedy)
 
@@ -161,10 +174,10 @@ class Run:
     ) -> None:
         self.close()
 
-    def _open_sampler(self, make: Callable[[], ToolEnv]) -> None:
+    def _open_sampler(self, make: Callable[[], ToolEnv], open_with: EngineFactory) -> None:
         config, model = self.config, self.learner.model
         sampled = sampling_copy(model) if config.engine.own_weights else model
-        engine = open_engine(sampled, self.chat, synchronous=config.deterministic)
+        engine = open_with(sampled, self.chat, synchronous=config.deterministic)
         env = make()
         sampling = Sampling(temperature=config.temperature, max_tokens=env.limits.turn_tokens)
         concurrency = min(config.tasks_per_step * config.group_size, MAX_CONCURRENCY)
@@ -208,7 +221,7 @@ class Run:
         config = self.config
         if not config.eval_every:
             return []
-        split = env.tasks("test", self.learner.seed_of("test"))
+        split = env.tasks("test", derive_seed(config.seed, "test"))
         tasks = list(itertools.islice(split, config.held_out.tasks))
         if not tasks:
             raise ConfigError(
@@ -218,7 +231,7 @@ class Run:
         return tasks
 
     def _epoch_of(self, make: Callable[[], ToolEnv]) -> Callable[[int], Any]:
-        return lambda epoch: make().tasks("train", self.learner.seed_of("train", epoch))
+        return lambda epoch: make().tasks("train", derive_seed(self.config.seed, "train", epoch))
 
     def _warn(self, sentence: str) -> None:
         self.listen("warning", sentence)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 
 import pytest
 import torch
 from naive_engine import NaiveEngine
-from run_cases import run, settings, timeless
+from run_cases import PARITY, run, settings, timeless
 
 from agentrl.engines.loading import load_model
 from agentrl.records.files import read_episodes
+from agentrl.registry import factory
 from agentrl.trainers.models.weights import PolicyWeights, sampling_copy
 from agentrl.trainers.observe.parity import ParityError
 from agentrl.trainers.online.learner import Learner
@@ -49,31 +51,55 @@ def test_weights_are_those_that_a_folder_of_the_policy_has(model, tmp_path, chan
         torch.testing.assert_close(given[name].detach(), twin[name])
 
 
-def test_another_engine_stands_behind_the_same_driver(model, tmp_path, monkeypatch):
+def test_another_engine_stands_behind_the_same_driver(model, tmp_path):
     made = []
 
     def naive(source, chat, *, synchronous):
         made.append(NaiveEngine(copy.deepcopy(source), chat.stop_ids))
         return made[-1]
 
-    monkeypatch.setattr("agentrl.trainers.online.run.open_engine", naive)
-    rows = run(settings(model, steps=3, eval_every=0), tmp_path / "x")
+    rows = run(settings(model, steps=3, eval_every=0), tmp_path / "x", engine=naive)
     assert made[0].loads == [0, 1, 2, 3] and made[0].closed
     assert all(row["parity/gap_max"] < 1e-4 for row in rows)
     assert max(row["staleness/max"] for row in rows) == 0
 
 
-def test_an_engine_that_keeps_its_old_weights_is_found_out(model, tmp_path, monkeypatch):
+def test_an_engine_that_keeps_its_old_weights_is_found_out(model, tmp_path):
     class Deaf(NaiveEngine):
         def load(self, weights, version):
             self.version = version
 
-    monkeypatch.setattr(
-        "agentrl.trainers.online.run.open_engine",
-        lambda source, chat, *, synchronous: Deaf(copy.deepcopy(source), chat.stop_ids),
-    )
+    def deaf(source, chat, *, synchronous):
+        return Deaf(copy.deepcopy(source), chat.stop_ids)
+
+    config = settings(model, steps=3, eval_every=0, learning_rate=1e-2)
     with pytest.raises(ParityError):
-        run(settings(model, steps=3, eval_every=0, learning_rate=1e-2), tmp_path / "x")
+        run(config, tmp_path / "x", engine=deaf)
+
+
+def test_another_task_source_stands_behind_the_same_driver(model, tmp_path):
+    class Same:
+        """Hands out one set of tasks for ever."""
+
+        def __init__(self):
+            self.tasks = list(islice(factory(PARITY)().tasks("train", 0), 4))
+            self.seen = 0
+
+        def next(self, n):
+            return self.tasks[:n]
+
+        def observe(self, groups):
+            self.seen += len(groups)
+
+        def state(self):
+            return {"seen": self.seen}
+
+    source = Same()
+    run(settings(model, steps=2, eval_every=0), tmp_path / "x", source=source)
+    assert source.seen == 8
+    assert {key.task for key in read_episodes(tmp_path / "x/episodes.jsonl")} == {
+        task.id for task in source.tasks
+    }
 
 
 def test_a_round_that_plays_during_an_update_is_of_the_old_weights(model, tmp_path):
