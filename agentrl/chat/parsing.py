@@ -100,7 +100,7 @@ class Format:
 
 
 class Refused(ValueError):
-    """Why a call is none; `why` is one of the sentences above."""
+    """Raised where a text is not a valid call; `why` is one of the sentences above."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)

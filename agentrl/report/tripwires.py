@@ -1,10 +1,8 @@
-"""Tripwires: signs of cheating that set episodes aside for reading. They never set a reward, and
-are no barrier.
+"""Tripwires: signs of cheating that set episodes aside for reading. They never set a reward.
 
-What an optimiser is trained against it learns to avoid being seen by; so flags go to people, and to
-the mending of the environment. A flag is a reason to read, not a verdict: each rule also fires on
-honest work now and
-    then.
+A policy that is trained against a check learns to hide from it, so flags go to people, who can mend
+the environment. A flag is a reason to read, not a verdict: each rule also fires on honest work now
+and then.
 """
 
 from __future__ import annotations

@@ -93,7 +93,6 @@ class Run:
         self.chat = open_chat(found.model if found else config.model, config.chat)
         self.tokenizer = self.chat.tokenizer
         self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})
-        self.listen("chat", in_words(self.chat))
         self.learner = Learner(config, found, self._warn, self.folder.keep)
         pad_id = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad_id is None else int(pad_id)
@@ -102,6 +101,7 @@ class Run:
         self._parts = ExitStack()
         try:
             self._open_sampler(make, engine)
+            self.listen("chat", in_words(self.chat))
             self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was
             self._parts.callback(self.folder.close)
             played = path / "episodes.jsonl"

@@ -107,6 +107,7 @@ ELSEWHERE = {
     "sandbox",
     "deterministic",
     "held_out",
+    "chat",
     "engine",
     "save_every",
     "keep_last",

@@ -39,7 +39,9 @@ def test_a_run_leaves_a_folder_that_tells_everything(model, tmp_path):
     assert any(row["policy/grad_norm"] > 0 for row in rows[1:])
     keys = list(read_episodes(tmp_path / "a" / "episodes.jsonl"))
     assert len(keys) == 5 * 16 + 4 * 6
-    assert read_config(tmp_path / "a" / "config.toml") == config
+    kept = read_config(tmp_path / "a" / "config.toml")
+    assert kept.chat.parser == "hermes" and config.chat.parser == "auto"
+    assert kept.model_copy(update={"chat": config.chat}) == config
     last = checkpoint.latest(tmp_path / "a")
     assert last is not None and last.step == 5
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -270,7 +272,7 @@ def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
         ({"steps": 0}, "steps=0"),
         ({"temperature": 0}, "temperature=0"),
         ({"env": None}, "env=None"),
-        ({"top_p": 0.9}, "setting 'top_p' is unknown"),
+        ({"top_p": 0.9}, "top_p is for `agentrl eval`"),
         ({"kl_coef": 0.1}, "options of the recipe stand in its table: loss = {…}"),
         (
             {"lora_rank": 8},
