@@ -87,7 +87,7 @@ def test_nothing_to_train_on_is_an_empty_batch():
 
 def test_policies_without_tokens_are_refused_by_name():
     spoken = episode(messages=(Message.user("hi"), Message.assistant("4")), sample=7)
-    with pytest.raises(UserError, match=r"run/0/t/7/0 of toy-v0.*TokenPolicy"):
+    with pytest.raises(UserError, match=r"run/0/t/7/0/train/0 of toy-v0.*TokenPolicy"):
         pack([Group((spoken,))], PAD)
 
 
