@@ -97,9 +97,9 @@ import json, os, sys
 from agentrl.sandboxes.launch import program
 sys.path.insert(0, "tests/support")
 program()
-os.setgroups([]); os.setresgid(23456, 23456, 23456); os.setresuid(23456, 23456, 23456)
 from hostile import play_all
 from hostile_kernel import table
+os.setgroups([]); os.setresgid(23456, 23456, 23456); os.setresuid(23456, 23456, 23456)
 step = int(sys.argv[1])
 cases = [case for case in table() if step == 1 or not case.long]
 print(json.dumps(play_all("bubblewrap", cases[::step])))

@@ -204,6 +204,8 @@ def test_the_docs_have_every_setting_of_a_run_with_its_default():
             if isinstance(value, bool)
             else " and ".join(map(str, value))
             if isinstance(value, tuple)
+            else '""'
+            if value == ""
             else str(value).replace("e-0", "e-")
         )
         for name, value in flat.items()
