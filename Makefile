@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 ONLY ?=
+# As many processes as there are cores, up to eight; each takes tests from the other when it has none left.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: setup demo test test-long check format bench clean
 
@@ -25,10 +27,10 @@ demo: setup
 	$(BIN)/agentrl demo --seed $(SEED)
 
 test: setup
-	$(BIN)/python -m pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 test-long: setup
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 check: setup
 	$(BIN)/ruff check .

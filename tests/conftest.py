@@ -22,6 +22,9 @@ from hypothesis import HealthCheck, settings
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; more threads would wait for one another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPO = Path(__file__).resolve().parent.parent
 REQUIRED = {
     part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()
