@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights
+from agentrl.engines.histories import Histories
 from agentrl.errors import EngineAborted, EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+HISTORY_MB = 2048
 _PAUSE_S = 0.01
 """Seconds between two looks at whether a pause is over."""
 
@@ -49,6 +51,8 @@ class TransformersEngine:
             order that does not depend on arrival: batches then do not depend on timing. Otherwise
             whatever is waiting is sampled as soon as the model is free.
         max_batch: rows that are sampled at once.
+        history_mb: memory for keys and values of earlier turns, which are kept while episodes are
+            seated and the weights stay; 0 computes each history anew.
     """
 
     def __init__(
@@ -59,9 +63,11 @@ class TransformersEngine:
         pad_id: int = 0,
         synchronous: bool = False,
         max_batch: int = 256,
+        history_mb: int = HISTORY_MB,
     ) -> None:
         self.model = model
         self.version = 0
+        self.histories = Histories(model, history_mb)
         self.context_length = int(model.config.max_position_embeddings)
         self._vocab_size = int(model.config.vocab_size)
         self.lock = threading.Lock()
@@ -86,6 +92,9 @@ class TransformersEngine:
         finally:
             self._seats -= 1
             self._start()
+            if self.lock.acquire(blocking=False):  # else `_sample` does it when it ends
+                self._forget_if_empty()
+                self.lock.release()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
@@ -117,6 +126,7 @@ class TransformersEngine:
         with self.lock:
             if weights.module is not self.model:
                 self.model.load_state_dict(weights.tensors())
+            self.histories.clear()
             self.version = version
 
     def pause(self) -> None:
@@ -196,6 +206,12 @@ class TransformersEngine:
                 return _decode(self, rows)
             finally:
                 self.model.train(was_training)
+                self._forget_if_empty()
+
+    def _forget_if_empty(self) -> None:
+        """With no episode seated nothing goes on, and later batches depend on no earlier play."""
+        if not self._seats:
+            self.histories.clear()
 
 
 @dataclass
@@ -215,22 +231,26 @@ class _Batch:
 
 
 def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Generation]:
-    from transformers import DynamicCache
-
-    model, device = engine.model, engine.model.device
+    model, device, histories = engine.model, engine.model.device, engine.histories
+    histories.begin()
     limits = [request.sampling.max_tokens for request in requests]
     uniform = [
         _uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)
     ]
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
-    ids_BT, attention_BT = _left_pad(prompts, engine._pad_id, device)
-    batch = _Batch(list(range(len(prompts))), attention_BT, DynamicCache(config=model.config))
+    known = [histories.before(prompt) for prompt in prompts]
+    cache, known_BT = histories.as_cache(known)
+    new = [
+        prompt[len(past.ids) if past else 0 :] for prompt, past in zip(prompts, known, strict=True)
+    ]
+    ids_BT, new_BT = _left_pad(new, engine._pad_id, device)
+    batch = _Batch(list(range(len(prompts))), torch.cat([known_BT, new_BT], 1), cache)
     place = {prompt: index for index, prompt in enumerate(prompts)}
     prompt_of = [place[request.prompt_ids] for request in requests]
     ids: list[list[int]] = [[] for _ in requests]
     logprobs: list[list[float]] = [[] for _ in requests]
     finish = ["length"] * len(requests)
-    position_BT = (attention_BT.cumsum(-1) - 1).clamp(min=0)
+    position_BT = (batch.attention_BT.cumsum(-1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
     for step in range(max(limits)):
         output = model(
             input_ids=ids_BT,
@@ -258,6 +278,9 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
                 finish[row] = "stop"
             elif len(ids[row]) < limits[row] and not requests[row].reply.done():
                 alive.append(index)
+                continue
+            read = (*requests[row].prompt_ids, *ids[row][:-1])
+            histories.keep(read, cache, index, batch.attention_BT[index])
         if not alive:
             break
         if len(alive) < len(batch.rows):
