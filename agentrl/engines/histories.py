@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from agentrl.engines.growing import empty_cache, keeps_every_token
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.cache_utils import DynamicCache
 
 MB = 2**20
+HISTORY_MB = 2048
+"""Memory that the histories of an engine may take, unless it is told otherwise."""
 
 
 class History(NamedTuple):
@@ -37,14 +41,9 @@ class Histories:
     """
 
     def __init__(self, model: PreTrainedModel, limit_mb: int) -> None:
-        from transformers.cache_utils import DynamicCache, DynamicLayer
-
         self._model = model
         self._limit = limit_mb * MB
-        self._empty = lambda: DynamicCache(config=model.config)
-        self._possible = limit_mb > 0 and all(
-            type(layer) is DynamicLayer for layer in self._empty().layers
-        )
+        self._possible = limit_mb > 0 and keeps_every_token(model)
         self._by_hash: OrderedDict[int, History] = OrderedDict()
         self._bytes = 0
         self._weights = -1
@@ -78,7 +77,7 @@ class Histories:
 
     def as_cache(self, histories: Sequence[History | None]) -> tuple[DynamicCache, torch.Tensor]:
         """A cache whose rows begin with these histories, right-aligned, and its mask_BT."""
-        cache, device = self._empty(), self._model.device
+        cache, device = empty_cache(self._model), self._model.device
         lengths = [len(history.ids) if history else 0 for history in histories]
         ages_T = torch.arange(max(lengths), 0, -1, device=device)
         mask_BT = (ages_T <= torch.tensor(lengths, device=device)[:, None]).long()
@@ -96,16 +95,23 @@ class Histories:
             cache.update(keys_BHTd, values_BHTd, number)
         return cache, mask_BT
 
-    def keep(self, ids: Sequence[int], cache: Any, row: int, mask_T: torch.Tensor) -> None:
-        """Keep what a cache holds of one row, whose tokens stand where the mask is 1."""
+    def keep(
+        self, ids: Sequence[int], cache: Any, row: int, mask_T: torch.Tensor, past: History | None
+    ) -> None:
+        """Keep what a cache holds of one row, whose tokens stand where the mask is 1.
+
+        It takes the place of the history that the row began with.
+        """
         if not self._possible:
             return
+        if past is not None:
+            self._drop(_hash(past.ids))
         here = mask_T.bool()
         layers = tuple(
             (layer.keys[row].transpose(0, 1)[here], layer.values[row].transpose(0, 1)[here])
             for layer in cache.layers
         )
-        key = list(_hashes(ids))[-1]
+        key = _hash(ids)
         self._drop(key)
         self._by_hash[key] = History(tuple(ids), layers)
         self._bytes += _size(layers)
@@ -123,6 +129,11 @@ def _hashes(ids: Sequence[int]) -> Iterable[int]:
     for token in ids:
         key = hash((key, token))
         yield key
+
+
+def _hash(ids: Sequence[int]) -> int:
+    *_, key = _hashes(ids)
+    return key
 
 
 def _size(layers: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> int:

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights
-from agentrl.engines.histories import Histories
+from agentrl.engines.histories import HISTORY_MB, Histories
 from agentrl.errors import EngineAborted, EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-HISTORY_MB = 2048
 _PAUSE_S = 0.01
 """Seconds between two looks at whether a pause is over."""
 
@@ -262,7 +261,8 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
         )
         logits_BV = output.logits[:, -1]
         if step == 0:  # a prompt that several rows share (those of a group) was computed once
-            batch.keep(prompt_of)
+            if prompt_of != batch.rows:
+                batch.keep(prompt_of)
             batch.rows = list(range(len(requests)))
             row_of_B = torch.tensor(prompt_of, device=device)
             logits_BV, position_BT = logits_BV[row_of_B], position_BT[row_of_B]
@@ -280,7 +280,8 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
                 alive.append(index)
                 continue
             read = (*requests[row].prompt_ids, *ids[row][:-1])
-            histories.keep(read, cache, index, batch.attention_BT[index])
+            past = known[prompt_of[row]]
+            histories.keep(read, cache, index, batch.attention_BT[index], past)
         if not alive:
             break
         if len(alive) < len(batch.rows):

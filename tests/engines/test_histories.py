@@ -117,6 +117,13 @@ def test_a_turn_computes_its_new_tokens_and_says_what_a_full_pass_says(model, ma
         assert totals[1] < 0.6 * totals[0]
 
 
+def test_a_history_takes_the_place_of_the_one_it_goes_on_from(model):
+    kept = []
+    engine = TransformersEngine(model, frozenset())
+    played_with(engine, between=lambda turn: kept.append(len(engine.histories)))
+    assert kept == [6] * TURNS
+
+
 def test_weights_that_change_without_a_word_leave_no_old_history(model):
     """Sampling from the trained module itself: an optimizer step that nobody announced."""
     step = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -169,7 +176,7 @@ def test_memory_stays_below_its_limit(model):
         cache = histories.as_cache([None])[0]
         for number in range(model.config.num_hidden_layers):
             cache.update(layer.transpose(0, 1)[None], layer.transpose(0, 1)[None], number)
-        histories.keep([first, *range(999)], cache, 0, torch.ones(1000))
+        histories.keep([first, *range(999)], cache, 0, torch.ones(1000), None)
 
     size = 2 * model.config.num_hidden_layers * layer.nbytes
     room = 2**20 // size
