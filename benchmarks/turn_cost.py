@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from agentrl.engines.transformers import TransformersEngine
 from benchmarks.row import Row
 
 EPISODES, TURNS, READ, SAID, REPEATS = 8, 20, 24, 16, 5
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "25M model": {
         "vocab_size": 8192,
         "hidden_size": 512,
@@ -52,7 +53,7 @@ def measure(repeats: int = REPEATS) -> Sequence[Row]:
     return [Row("turn_cost", ours, theirs, ours, unit, repeats, "at most 1.5", notes)]
 
 
-def _measure(shape: Mapping[str, int], repeats: int) -> tuple[float, float, str]:
+def _measure(shape: Mapping[str, Any], repeats: int) -> tuple[float, float, str]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)

@@ -33,6 +33,7 @@ class GrowingLayer(DynamicLayer):
                 for new in (key_states, value_states)
             )
             if start:
+                assert self.keys is not None and self.values is not None
                 self._pair_BHTd[0][:, :, :start] = self.keys
                 self._pair_BHTd[1][:, :, :start] = self.values
         for held, new in zip(self._pair_BHTd, (key_states, value_states), strict=True):
@@ -56,5 +57,5 @@ def empty_cache(model: Any) -> DynamicCache:
     """A cache for one batch."""
     cache = DynamicCache(config=model.config)
     if keeps_every_token(model):
-        cache.layers = [GrowingLayer() for _ in cache.layers]
+        cache.layers = [GrowingLayer() for _ in cache.layers]  # type: ignore[no-untyped-call]
     return cache
