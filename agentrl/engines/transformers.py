@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights
-from agentrl.engines.histories import HISTORY_MB, Histories
+from agentrl.engines.histories import HISTORY_MB, Histories, History
 from agentrl.errors import EngineAborted, EngineError
 
 if TYPE_CHECKING:
@@ -230,20 +230,13 @@ class _Batch:
 
 
 def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Generation]:
-    model, device, histories = engine.model, engine.model.device, engine.histories
-    histories.begin()
+    model, device = engine.model, engine.model.device
     limits = [request.sampling.max_tokens for request in requests]
     uniform = [
         _uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)
     ]
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
-    known = [histories.before(prompt) for prompt in prompts]
-    cache, known_BT = histories.as_cache(known)
-    new = [
-        prompt[len(past.ids) if past else 0 :] for prompt, past in zip(prompts, known, strict=True)
-    ]
-    ids_BT, new_BT = _left_pad(new, engine._pad_id, device)
-    batch = _Batch(list(range(len(prompts))), torch.cat([known_BT, new_BT], 1), cache)
+    ids_BT, batch, known = _read(engine, prompts)
     place = {prompt: index for index, prompt in enumerate(prompts)}
     prompt_of = [place[request.prompt_ids] for request in requests]
     ids: list[list[int]] = [[] for _ in requests]
@@ -281,7 +274,7 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
                 continue
             read = (*requests[row].prompt_ids, *ids[row][:-1])
             past = known[prompt_of[row]]
-            histories.keep(read, cache, index, batch.attention_BT[index], past)
+            engine.histories.keep(read, batch.cache, index, batch.attention_BT[index], past)
         if not alive:
             break
         if len(alive) < len(batch.rows):
@@ -294,6 +287,21 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
         Generation(tuple(ids[row]), tuple(logprobs[row]), finish[row], engine.version)  # type: ignore[arg-type]
         for row in range(len(requests))
     ]
+
+
+def _read(
+    engine: TransformersEngine, prompts: Sequence[tuple[int, ...]]
+) -> tuple[torch.Tensor, _Batch, list[History | None]]:
+    """The ids_BT of prompts that are yet to be computed, behind what is kept of their histories."""
+    engine.histories.begin()
+    known = [engine.histories.before(prompt) for prompt in prompts]
+    cache, known_BT = engine.histories.as_cache(known)
+    new = [
+        prompt[len(past.ids) if past else 0 :] for prompt, past in zip(prompts, known, strict=True)
+    ]
+    ids_BT, new_BT = _left_pad(new, engine._pad_id, engine.model.device)
+    attention_BT = torch.cat([known_BT, new_BT], 1)
+    return ids_BT, _Batch(list(range(len(prompts))), attention_BT, cache), known
 
 
 def draw(
