@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights
+from agentrl.engines.histories import HISTORY_MB, Histories, History
 from agentrl.errors import EngineAborted, EngineError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class TransformersEngine:
             order that does not depend on arrival: batches then do not depend on timing. Otherwise
             whatever is waiting is sampled as soon as the model is free.
         max_batch: rows that are sampled at once.
+        history_mb: memory for keys and values of earlier turns, which are kept while episodes are
+            seated and the weights stay; 0 computes each history anew.
     """
 
     def __init__(
@@ -59,9 +62,11 @@ class TransformersEngine:
         pad_id: int = 0,
         synchronous: bool = False,
         max_batch: int = 256,
+        history_mb: int = HISTORY_MB,
     ) -> None:
         self.model = model
         self.version = 0
+        self.histories = Histories(model, history_mb)
         self.context_length = int(model.config.max_position_embeddings)
         self._vocab_size = int(model.config.vocab_size)
         self.lock = threading.Lock()
@@ -86,6 +91,9 @@ class TransformersEngine:
         finally:
             self._seats -= 1
             self._start()
+            if self.lock.acquire(blocking=False):  # else `_sample` does it when it ends
+                self._forget_if_empty()
+                self.lock.release()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
@@ -117,6 +125,7 @@ class TransformersEngine:
         with self.lock:
             if weights.module is not self.model:
                 self.model.load_state_dict(weights.tensors())
+            self.histories.clear()
             self.version = version
 
     def pause(self) -> None:
@@ -196,6 +205,12 @@ class TransformersEngine:
                 return _decode(self, rows)
             finally:
                 self.model.train(was_training)
+                self._forget_if_empty()
+
+    def _forget_if_empty(self) -> None:
+        """With no episode seated nothing goes on, and later batches depend on no earlier play."""
+        if not self._seats:
+            self.histories.clear()
 
 
 @dataclass
@@ -215,22 +230,19 @@ class _Batch:
 
 
 def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Generation]:
-    from transformers import DynamicCache
-
     model, device = engine.model, engine.model.device
     limits = [request.sampling.max_tokens for request in requests]
     uniform = [
         _uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)
     ]
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
-    ids_BT, attention_BT = _left_pad(prompts, engine._pad_id, device)
-    batch = _Batch(list(range(len(prompts))), attention_BT, DynamicCache(config=model.config))
+    ids_BT, batch, known = _read(engine, prompts)
     place = {prompt: index for index, prompt in enumerate(prompts)}
     prompt_of = [place[request.prompt_ids] for request in requests]
     ids: list[list[int]] = [[] for _ in requests]
     logprobs: list[list[float]] = [[] for _ in requests]
     finish = ["length"] * len(requests)
-    position_BT = (attention_BT.cumsum(-1) - 1).clamp(min=0)
+    position_BT = (batch.attention_BT.cumsum(-1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
     for step in range(max(limits)):
         output = model(
             input_ids=ids_BT,
@@ -242,7 +254,8 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
         )
         logits_BV = output.logits[:, -1]
         if step == 0:  # a prompt that several rows share (those of a group) was computed once
-            batch.keep(prompt_of)
+            if prompt_of != batch.rows:
+                batch.keep(prompt_of)
             batch.rows = list(range(len(requests)))
             row_of_B = torch.tensor(prompt_of, device=device)
             logits_BV, position_BT = logits_BV[row_of_B], position_BT[row_of_B]
@@ -258,6 +271,10 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
                 finish[row] = "stop"
             elif len(ids[row]) < limits[row] and not requests[row].reply.done():
                 alive.append(index)
+                continue
+            read = (*requests[row].prompt_ids, *ids[row][:-1])
+            past = known[prompt_of[row]]
+            engine.histories.keep(read, batch.cache, index, batch.attention_BT[index], past)
         if not alive:
             break
         if len(alive) < len(batch.rows):
@@ -270,6 +287,21 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
         Generation(tuple(ids[row]), tuple(logprobs[row]), finish[row], engine.version)  # type: ignore[arg-type]
         for row in range(len(requests))
     ]
+
+
+def _read(
+    engine: TransformersEngine, prompts: Sequence[tuple[int, ...]]
+) -> tuple[torch.Tensor, _Batch, list[History | None]]:
+    """The ids_BT of prompts that are yet to be computed, behind what is kept of their histories."""
+    engine.histories.begin()
+    known = [engine.histories.before(prompt) for prompt in prompts]
+    cache, known_BT = engine.histories.as_cache(known)
+    new = [
+        prompt[len(past.ids) if past else 0 :] for prompt, past in zip(prompts, known, strict=True)
+    ]
+    ids_BT, new_BT = _left_pad(new, engine._pad_id, engine.model.device)
+    attention_BT = torch.cat([known_BT, new_BT], 1)
+    return ids_BT, _Batch(list(range(len(prompts))), attention_BT, cache), known
 
 
 def draw(

@@ -15,14 +15,12 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 LIBRARY = ("agentrl", "envs", "sandboxes", "trainers", "verifiers")
+ENGINE = tuple(
+    f"agentrl/engines/{name}.py" for name in ("transformers", "loading", "histories", "growing")
+)
 MAY_IMPORT = {
-    "torch": (
-        "trainers/",
-        "agentrl/engines/transformers.py",
-        "agentrl/engines/loading.py",
-        "verifiers/models/reward_model.py",
-    ),
-    "transformers": ("trainers/", "agentrl/engines/transformers.py", "agentrl/engines/loading.py"),
+    "torch": ("trainers/", *ENGINE, "verifiers/models/reward_model.py"),
+    "transformers": ("trainers/", *ENGINE),
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),

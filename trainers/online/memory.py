@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentrl.engines.histories import HISTORY_MB, MB
 from agentrl.engines.loading import load_config
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import Compute, TrainConfig
@@ -187,8 +188,10 @@ def _sampling(model: Any, config: Any, compute: Compute, work: Work) -> dict[str
     read = work.samples * (work.sample_tokens - 1) * (2 if low else 4)
     prompts = read * max(4 * width + 3 * inner, 2 * width + 4 * queries + 2 * keys)
     drawn = 28 * work.samples * config.vocab_size  # in float64, several times
+    cache = 2 * config.num_hidden_layers * keys * read
     return {
-        "key-value cache": 2 * config.num_hidden_layers * keys * read,
+        "key-value cache": cache,
+        "histories between turns": min(cache, HISTORY_MB * MB),
         "prompts and one token": max(prompts, drawn) + _copies(model, low),
     }
 
