@@ -28,7 +28,9 @@ from torch import Tensor
 
 @dataclass
 class Token:
-    """One sampled token. `new` and `top_new` are leaves of the gradient, all else is given."""
+    """One sampled token. `new` and `top_new` are leaves of the gradient, all else is given; `name`
+    is for whoever asks which one it was.
+    """
 
     new: Tensor
     old: float
@@ -39,6 +41,7 @@ class Token:
     top_new: list[Tensor] = field(default_factory=list)
     top_old: list[float] = field(default_factory=list)
     is_top: bool = False
+    name: int = 0
 
 
 @dataclass
@@ -297,7 +300,8 @@ def turn_returns(episode: Episode, gamma: float) -> list[float]:
 
 def turn_returns_by_index(episodes: Episodes, gamma: float, guard: float = 0.0) -> Advantages:
     """2505.11821, the variant "cae" of the authors' code: the return from a turn on, as a z-score
-    over the group's turns of the same index."""
+    over the group's turns of the same index.
+    """
     result = []
     for one in episodes:
         row = []

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import paper_advantages as adv
 import torch
+from paper_advantages import Advantages, Episode, Episodes, Token
 from torch import Tensor
-
-from tests.support import paper_advantages as adv
-from tests.support.paper_advantages import Advantages, Episode, Episodes, Token
 
 Terms = list[list[Tensor]]  # [episode][token], each the objective of one token
 Result = tuple[Advantages, Tensor]
@@ -363,27 +362,28 @@ def simko(
     q: float = 0.8,
     clip: float = 0.2,
     guard: float = 0.0,
+    edge: float | None = None,
 ) -> Result:
     """2510.14807, eqs. 6-8: at tokens above the answer's q-quantile of entropy, right answers share
     α of the ratio among the top K, wrong ones push the first candidate λ = 1.1 times as hard.
 
-    γ ← (1-α)·γ + α/K·Σ_k sg(γ/γ_k)·γ_k; the rest is GRPO.
+    γ ← (1-α)·γ + α/K·Σ_k sg(γ/γ_k)·γ_k; the rest is GRPO. `edge` is one for all answers.
     """
     a = adv.grpo(episodes, guard)
     terms = []
     for one, row in zip(episodes, a, strict=True):
-        edge = quantile([token.entropy for token in one.tokens], q)
+        above = quantile([token.entropy for token in one.tokens], q) if edge is None else edge
         terms.append([])
         for token, x in zip(one.tokens, row, strict=True):
             r = ratio(token)
-            if token.entropy > edge and x > 0:
+            if token.entropy > above and x > 0:
                 others = [
                     torch.exp(new - old)
                     for new, old in zip(token.top_new, token.top_old, strict=True)
                 ]
                 shared = total([(r / other).detach() * other for other in others]) / len(others)
                 r = (1 - alpha) * r + alpha * shared
-            harder = strength if token.entropy > edge and x < 0 and token.is_top else 1.0
+            harder = strength if token.entropy > above and x < 0 and token.is_top else 1.0
             terms[-1].append(clipped(r, harder * x, clip, clip))
     return a, -episode_mean_of_means(terms)
 

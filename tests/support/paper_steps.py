@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import paper_advantages as adv
+import paper_formulas as one_outcome
 import torch
-from torch import Tensor
-
-from tests.support import paper_advantages as adv
-from tests.support import paper_formulas as one_outcome
-from tests.support.paper_advantages import Advantages, Episodes, Token
-from tests.support.paper_formulas import (
+from paper_advantages import Advantages, Episodes, Token
+from paper_formulas import (
     Result,
     clipped,
     each,
@@ -23,6 +21,7 @@ from tests.support.paper_formulas import (
     token_mean,
     total,
 )
+from torch import Tensor
 
 
 def reinforce_plus_plus(

@@ -1,0 +1,230 @@
+"""Every recipe against its paper: advantages, loss and gradient of random rounds, by formulas that
+were written from the papers without a look at the code.
+
+Where a recipe is not its paper, `DIFFERS` says how, and that is held from both sides: the paper's
+formula gives other numbers, and with the one change it gives these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from paper_advantages import Advantages, Episode, Episodes, Token, Turn
+from paper_changes import DIFFERS, EPS, WHITEN_EPS, with_signal
+from paper_formulas import Result
+from paper_steps import PAPERS, next_beta, value_targets
+from recipe_cases import (
+    SIGNAL,
+    VOCABULARY,
+    credited,
+    cut_episodes,
+    groups_of,
+    learnt,
+    policy,
+    rounds,
+)
+from torch import Tensor
+from trainer_cases import quick
+
+from agentrl.trainers.algorithms.recipe import Recipe
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
+from agentrl.trainers.algorithms.targets import AdaptiveKL
+from agentrl.trainers.batch import TokenBatch
+from agentrl.trajectory import Episode as Played
+from agentrl.trajectory import Group, SegmentKind
+
+OPEN = {
+    "gdpo": {"weights": {"a": 1.0, "b": 1.0}},
+    "cispo": {"high": 4.0},
+    "dapo": {"longest": 4, "cache": 2},
+    "prorl": {"beta": 1e-3},
+    "clip_cov": {"bounds": (0.05, 5.0)},
+    "kl_cov": {"share": 0.3},
+    "vapo": {"alpha": 0.4},
+}
+"""What papers leave open as we have it, and numbers that fit episodes of a few tokens."""
+TRIED = {
+    "clip_cov": {"cov_share": 1.0, "cov_low": 0.05},
+    "kl_cov": {"kl_cov_share": 0.3},
+    "vapo": {"length_alpha": 0.4},
+}
+"""The latter as settings."""
+SHARES = {"mgpo"}
+"""Their rewards are shares of right answers, so there are no process rewards."""
+RICH = [SIGNAL, (([(2, 1)], 1.0, False), ([(1, 1), (2, 0)], None, False), ([(1, 0)], 0.0, True))]
+EVERY = pytest.mark.parametrize("name", RECIPES)
+NEAR, FAR = 1e-9, 1e-5
+few = settings(quick, max_examples=4)
+Numbers = dict[str, Tensor]
+
+
+def paper_of(name: str) -> Callable[[Episodes], Result]:
+    """The paper's formula, with the epsilon of our standard deviations."""
+    formula = PAPERS[name]
+    guard = {"guard": WHITEN_EPS if name.startswith("reinforce++") else EPS}
+    known = inspect.signature(formula).parameters
+    return partial(formula, **OPEN.get(name, {}), **(guard if "guard" in known else {}))
+
+
+def ours(name: str, **more) -> Recipe:
+    weights = {} if name in SHARES else {"step": 0.5}
+    return replace(recipe(name, **TRIED.get(name, {}), **more), turn_weights=weights)
+
+
+def compared(row: Recipe, formula, drawn, cuts=frozenset()) -> tuple[Numbers, Numbers]:
+    """What our recipe learns from a round, and what the formula does."""
+    groups, filled = groups_of(drawn, cuts), []
+    found = learnt(row, credited(row, groups, lambda batch: filled.append(batch) or batch))
+    table_V4 = policy()
+    episodes = episodes_of(groups, filled[0], table_V4, row.turn_weights.get("step", 0.0))
+    if row.refill:
+        episodes = with_signal(episodes)
+    advantages, loss = formula(episodes)
+    return (
+        {"A": found.advantages_V, "loss": torch.tensor(found.loss, dtype=torch.float64), "gradient": found.gradient_V4},
+        {
+            "A": by_name(episodes, advantages),
+            "loss": loss.detach(),
+            "gradient": torch.autograd.grad(loss, table_V4)[0],
+        },
+    )
+
+
+def gap(ours: Numbers, theirs: Numbers) -> float:
+    """The largest difference of any number."""
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+# --- a round as papers see it
+
+
+def episodes_of(
+    groups: list[Group], batch: TokenBatch, table_V4: Tensor, weight: float
+) -> Episodes:
+    """The scored episodes: what was sampled, turn by turn, in whatever branches it came, with what
+    the batch says of each token.
+    """
+    found: list[Episode] = []
+    for g, group in enumerate(groups):
+        for played in group.episodes:
+            if played.reward is None:
+                continue
+            earned = [weight * step for step in played.score.turns["step"]]
+            turns = [
+                Turn([token_of(one, batch, table_V4) for one in ids], reward, told)
+                for (ids, told), reward in zip(said(played), earned, strict=True)
+            ]
+            greedy_E = batch.greedy_reward_E
+            greedy = 0.0 if greedy_E is None else float(greedy_E[len(found)])
+            found.append(Episode(g, played.reward, turns, greedy, dict(played.score.parts)))
+    return found
+
+
+def said(played: Played) -> list[tuple[tuple[int, ...], str]]:
+    """The turns of an episode: the tokens of each, and what the policy was told before it."""
+    turns: dict[tuple[int, ...], str] = {}
+    for branch in played.trajectories:
+        told = ""
+        for segment in branch.segments:
+            if segment.kind is SegmentKind.SAMPLED:
+                turns.setdefault(segment.ids, told)
+            else:
+                told = str(segment.ids)
+    return list(turns.items())
+
+
+def token_of(name: int, batch: TokenBatch, table_V4: Tensor) -> Token:
+    place = (batch.mask_BT & (batch.ids_BT == name)).nonzero()[0].tolist()
+    fields = {
+        "old": batch.old_logprobs_BT,
+        "ref": batch.ref_logprobs_BT,
+        "value": batch.values_BT,
+        "entropy": batch.entropy_BT,
+    }
+    given = {key: float(full[*place]) for key, full in fields.items() if full is not None}
+    new, top = table_V4[name, 0], list(table_V4[name, 2:])
+    return Token(
+        new,
+        **given,
+        probs_squared=math.exp(2 * given["old"]) + (1 - math.exp(given["old"])) ** 2 / 3,
+        top_new=top,
+        top_old=[-0.7, -2.1],
+        is_top=bool(new >= max(top) - 1e-6),
+        name=name,
+    )
+
+
+def by_name(episodes: Episodes, values: Advantages) -> Tensor:
+    full_V = torch.zeros(VOCABULARY, dtype=torch.float64)
+    for one, row in zip(episodes, values, strict=True):
+        for token, value in zip(one.tokens, row, strict=True):
+            full_V[token.name] = value
+    return full_V
+
+
+# --- the claims
+
+
+def test_every_recipe_has_a_formula_of_its_paper():
+    """A recipe that is added without one fails here."""
+    assert PAPERS.keys() == RECIPES.keys()
+    assert DIFFERS.keys() <= RECIPES.keys()
+
+
+@EVERY
+def test_a_recipe_is_its_paper_or_differs_as_stated(name):
+    formula = DIFFERS[name].ours if name in DIFFERS else paper_of(name)
+
+    @few
+    @given(rounds, cut_episodes)
+    def same(drawn, cuts):
+        found, expected = compared(ours(name), formula, drawn, cuts)
+        assert gap(found, expected) < NEAR
+
+    same()
+
+
+@pytest.mark.parametrize("name", DIFFERS)
+def test_what_differs_from_the_paper_can_be_seen(name):
+    """A stated difference that is gone must leave the list."""
+    found, expected = compared(ours(name), paper_of(name), RICH)
+    assert gap(found, expected) > FAR, DIFFERS[name].sentence
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in DIFFERS.items() if one.settings is not None]
+)
+def test_settings_that_make_a_recipe_its_paper(name):
+    row = ours(name, **DIFFERS[name].settings)
+    found, expected = compared(row, paper_of(name), RICH)
+    assert gap(found, expected) < NEAR
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_penalty", "turn_ppo", "vapo"])
+def test_the_critic_learns_what_the_paper_says(name):
+    """At the paper's γ and λ: A + V, and in VAPO the return."""
+    paper = {"turn_ppo": {"gamma": 0.99, "lam": 0.9}, "vapo": {}}.get(name, {"gamma": 0.99})
+    row, groups, filled = ours(name, **paper), groups_of(RICH, {(0, 0)}), []
+    batch = credited(row, groups, lambda batch: filled.append(batch) or batch)
+    episodes = episodes_of(groups, filled[0], policy(), 0.5)
+    expected_V = by_name(episodes, value_targets(name, episodes))
+    found_N, names_N = batch.returns_BT[batch.mask_BT], batch.ids_BT[batch.mask_BT]
+    assert len(names_N) > 10
+    if name == "turn_ppo":
+        firsts = {turn.tokens[0].name for one in episodes for turn in one.turns}
+        chosen_N = torch.tensor([int(one) in firsts for one in names_N])
+        found_N, names_N = found_N[chosen_N], names_N[chosen_N]
+    assert torch.allclose(found_N, expected_V[names_N], atol=1e-12)
+
+
+def test_the_penalty_of_ppo_follows_its_target_as_the_paper_says():
+    for measured in (0.001, 0.0066, 0.0067, 0.01, 0.0149, 0.0151, 0.5):
+        expected = next_beta(1.0, measured, 0.01)
+        assert AdaptiveKL(1.0, 0.01).update(measured).coef == expected
