@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -97,6 +97,14 @@ def z_score(x: float, numbers: Sequence[float], guard: float = 0.0) -> float:
 
 def group_of(episodes: Episodes, one: Episode) -> list[Episode]:
     return [other for other in episodes if other.group == one.group]
+
+
+def with_kl(episodes: Episodes, beta: float) -> list[Episode]:
+    """2402.14740, eq. 2: the reward less β·log π(y|x)/π_ref(y|x)."""
+    return [
+        replace(one, reward=(one.reward or 0.0) - beta * sum(t.old - t.ref for t in one.tokens))
+        for one in episodes
+    ]
 
 
 def of_outcomes(formula: Callable[[float, list[float]], float], episodes: Episodes) -> Advantages:
@@ -340,7 +348,7 @@ def group_in_group(
 def gae_of(
     rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float
 ) -> list[float]:
-    """1506.02438, eq. 16: Σ_l (γλ)^l · δ_{t+l}, δ_t = r_t + γ·V_{t+1} - V_t; V after the end is 0."""
+    """1506.02438, eq. 16: Σ_l (γλ)^l·δ_{t+l}, δ_t = r_t + γ·V_{t+1} - V_t, V = 0 after the end."""
     after = [*values[1:], 0.0]
     deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
     return to_go(deltas, gamma * lam)

@@ -82,15 +82,15 @@ def log_policy(episodes: Episodes, advantages: Advantages) -> Tensor:
     return -episode_mean_of_sums(each(episodes, advantages, lambda t, a: a * t.new))
 
 
-def reinforce(episodes: Episodes, before: Sequence[float] = ()) -> Result:
-    """2402.14740, eqs. 3-5: (R - b)·∇log π(y|x), b the mean reward of training so far."""
-    a = adv.moving_average(episodes, before)
+def reinforce(episodes: Episodes, before: Sequence[float] = (), beta: float = 0.03) -> Result:
+    """2402.14740, eqs. 2-5: (R - b)·∇log π(y|x), b the mean reward of training so far."""
+    a = adv.moving_average(adv.with_kl(episodes, beta), before)
     return a, log_policy(episodes, a)
 
 
-def rloo(episodes: Episodes) -> Result:
-    """2402.14740, eq. 6. An answer is one action; nothing is clipped."""
-    a = adv.leave_one_out(episodes)
+def rloo(episodes: Episodes, beta: float = 0.03) -> Result:
+    """2402.14740, eqs. 2 and 6. An answer is one action; nothing is clipped."""
+    a = adv.leave_one_out(adv.with_kl(episodes, beta))
     return a, log_policy(episodes, a)
 
 
@@ -269,10 +269,10 @@ def topr(episodes: Episodes, baseline: float = 0.0) -> Result:
     return a, log_policy(episodes, taper)
 
 
-def dppo(episodes: Episodes, delta: float = 0.15, guard: float | None = None) -> Result:
+def dppo(episodes: Episodes, delta: float = 0.15) -> Result:
     """2602.04879, eqs. 10-13, binary TV: r·A, without a gradient where the token moves on past δ.
 
-    The advantage is r - mean(r), as in Dr. GRPO; `guard` divides it by the std.
+    The advantage is r - mean(r), as in Dr. GRPO.
     """
 
     def term(token: Token, a: float) -> Tensor:
@@ -281,7 +281,7 @@ def dppo(episodes: Episodes, delta: float = 0.15, guard: float | None = None) ->
         away = (a > 0 and r.item() > 1) or (a < 0 and r.item() < 1)
         return torch.zeros_like(r) if moved and away else r * a
 
-    a = adv.centred(episodes) if guard is None else adv.grpo(episodes, guard)
+    a = adv.centred(episodes)
     return a, -episode_mean_of_sums(each(episodes, a, term))
 
 
