@@ -182,26 +182,20 @@ def max_entropy(episodes: Episodes, sharpness: float = 1.0, guard: float = 0.0) 
     return of_outcomes(lambda r, group: weight(group) * z_score(r, group, guard), episodes)
 
 
-def best_of_k(episodes: Episodes, k: int, baseline: str = "loo-1") -> Advantages:
-    """2505.15201, PKPO: n·s_i, s_i the weight of an answer in the gradient of E[max of k].
+def best_of_k(episodes: Episodes, k: int) -> Advantages:
+    """2505.15201, PKPO, eq. 33: n·s_i, s_i the weight of an answer in the gradient of E[max of k].
 
-    s_i = C(n,k)⁻¹ · Σ over the k-subsets I with i of max(I), minus a baseline: "loo-1" (theorem 4
-    and the experiments) max(I without i), "loo" (eq. 31) the mean best of k among the n-1 others,
-    times k/n. The factor n turns the paper's sum over answers into a mean over answers.
+    s_i = C(n,k)⁻¹ · Σ over the k-subsets I with i of max(I) - max(I without i), for k of at least
+    2. The factor n turns the paper's sum over answers into a mean over answers.
     """
     result = []
     for one in episodes:
         others = [other.total for other in group_of(episodes, one) if other is not one]
         n = len(others) + 1
-        advantage = 0.0
-        if n > k or (n == k and baseline == "loo-1"):
-            gains = [
-                max(one.total, *rest) - (max(rest) if baseline == "loo-1" else 0.0)
-                for rest in itertools.combinations(others, k - 1)
-            ]
-            advantage = n * sum(gains) / math.comb(n, k)
-            if baseline == "loo":
-                advantage -= k * mean(max(best) for best in itertools.combinations(others, k))
+        gains = [
+            max(one.total, *rest) - max(rest) for rest in itertools.combinations(others, k - 1)
+        ]
+        advantage = n * sum(gains) / math.comb(n, k) if n >= k else 0.0
         result.append([advantage] * len(one.tokens))
     return result
 

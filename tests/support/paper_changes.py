@@ -21,6 +21,8 @@ from torch import Tensor
 EPS, WHITEN_EPS = 1e-6, 1e-8
 """Of every deviation we divide by, in a group and over a round. No paper has a number for it."""
 NORM = 4096
+COVARIANCES, SHARE, ALPHA, HIGH, DELTA = (0.05, 5.0), 0.6, 0.4, 0.3, 0.05
+"""Numbers that cut something in short episodes: of Clip-Cov, KL-Cov, VAPO, CISPO, DPPO."""
 
 
 def logged(token: Token, a: float) -> Tensor:
@@ -101,6 +103,21 @@ def token_baseline(
     return result
 
 
+def best_of_two(episodes: Episodes, of_two: bool = True) -> Advantages:
+    """PKPO at k = 2, less 2·(the mean best of two others) if `of_two`."""
+    if not of_two:
+        return adv.best_of_k(episodes, 2)
+    result = []
+    for own in episodes:
+        others = [other.total for other in adv.group_of(episodes, own) if other is not own]
+        advantage = 0.0
+        if len(others) > 1:
+            best = adv.mean(max(pair) for pair in itertools.combinations(others, 2))
+            advantage = 2 * (adv.mean(max(own.total, other) for other in others) - best)
+        result.append([advantage] * len(own.tokens))
+    return result
+
+
 def topr(episodes: Episodes, centred: bool = True) -> Result:
     if not centred:
         return one.topr(episodes)
@@ -117,7 +134,7 @@ def dppo(episodes: Episodes, as_log: bool = True, norm: int = NORM) -> Result:
 
     def term(token: Token, x: float) -> Tensor:
         r = ratio(token)
-        moved = abs(math.exp(token.new.item()) - math.exp(token.old)) > 0.15
+        moved = abs(math.exp(token.new.item()) - math.exp(token.old)) > DELTA
         away = (x > 0 and r.item() > 1) or (x < 0 and r.item() < 1)
         objective = torch.clamp(r.detach(), max=20.0) * x * token.new if as_log else r * x
         return objective * (0.0 if moved and away else 1.0)
@@ -144,10 +161,10 @@ def covariances(episodes: Episodes, a: Advantages, before: bool) -> list[list[fl
 
 
 def clip_cov(episodes: Episodes, clip: bool = True, before: bool = True) -> Result:
-    a = adv.grpo(episodes, EPS)
+    a, (low, high) = adv.grpo(episodes, EPS), COVARIANCES
     terms = each(episodes, a, clipped_at_02 if clip else weighted)
     kept = [
-        [term * (not 0.05 < c < 5.0) for term, c in zip(row, near, strict=True)]
+        [term * (not low < c < high) for term, c in zip(row, near, strict=True)]
         for row, near in zip(terms, covariances(episodes, a, before), strict=True)
     ]
     return a, -token_mean(kept)
@@ -156,10 +173,10 @@ def clip_cov(episodes: Episodes, clip: bool = True, before: bool = True) -> Resu
 def kl_cov(
     episodes: Episodes, before: bool = True, positive: bool = True, up: bool = True
 ) -> Result:
-    a, share = adv.grpo(episodes, EPS), 0.6
+    a = adv.grpo(episodes, EPS)
     cov = covariances(episodes, a, before)
     order = sorted((c for row in cov for c in row), reverse=True)
-    count = math.ceil(share * len(order)) if up else max(1, int(share * len(order)))
+    count = math.ceil(SHARE * len(order)) if up else max(1, int(SHARE * len(order)))
     least = order[count - 1]
     terms = [
         [
@@ -222,7 +239,7 @@ def penalty(token: Token, a: float, sampled: bool = True) -> Tensor:
 def vapo(episodes: Episodes, floor: bool = True, all_tokens: bool = True) -> Result:
     a: Advantages = []
     for episode in episodes:
-        lam = 1 - 1 / (0.4 * len(episode.tokens))
+        lam = 1 - 1 / (ALPHA * len(episode.tokens))
         a += adv.gae([episode], 1.0, max(0.0, lam) if floor else lam)
     policy = token_mean(each(episodes, a, lambda t, x: clipped(ratio(t), x, 0.2, 0.28)))
     right = [t.new for e in episodes if (e.reward or 0.0) >= 1 for t in e.tokens]

@@ -18,7 +18,7 @@ import paper_advantages as adv
 import paper_changes as changed
 import paper_formulas as one
 import paper_steps as steps
-from paper_changes import EPS, NORM, WHITEN_EPS, clipped_at_02, logged, summed, weighted
+from paper_changes import EPS, HIGH, NORM, WHITEN_EPS, clipped_at_02, logged, summed, weighted
 from paper_formulas import Result
 
 
@@ -105,10 +105,11 @@ DIFFERS: dict[str, Difference] = {
         {"surrogate": "policy_gradient", "aggregate": "episode_sum"},
     ),
     "pass_at_k": Difference(
-        summed(partial(adv.best_of_k, k=2, baseline="loo"), clipped_at_02, NORM),
+        summed(changed.best_of_two, clipped_at_02, NORM),
         {
-            "The baseline is the paper's leave-one-out one, so a group of at most k says nothing;"
-            " its experiments have leave-one-out-minus-one.": {"baseline": "loo-1"},
+            "The baseline is the mean best of k others, so a group of at most k says nothing; the"
+            " paper's experiments have that of k-1 others (equation 33), and the one in its"
+            " equation 29 is G/(G-1) times ours.": {"of_two": False},
             CLIP: {"term": logged},
             BY_NORM: {"norm": 1},
         },
@@ -123,7 +124,7 @@ DIFFERS: dict[str, Difference] = {
         },
     ),
     "cispo": Difference(
-        partial(one.cispo, high=4.0, guard=EPS, per_group=False),
+        partial(one.cispo, high=HIGH, guard=EPS, per_group=False),
         {PER_GROUP: {"per_group": True}},
         None,
         "Quiet groups are not drawn again and long answers not punished; 1 + 4 is our bound, the"
@@ -148,8 +149,8 @@ DIFFERS: dict[str, Difference] = {
     "vespo": Difference(
         changed.vespo,
         {
-            "The mean is over the step's tokens; the equation sums an answer's tokens and takes"
-            " the mean over answers.": {"by_token": False}
+            "The mean is over the step's tokens, as in the authors' code; the equation sums an"
+            " answer's tokens and takes the mean over answers.": {"by_token": False}
         },
         {"aggregate": "episode_sum"},
     ),

@@ -173,9 +173,9 @@ def mgpo(
     )
 
 
-def pass_at_k(episodes: Episodes, k: int = 2, baseline: str = "loo-1") -> Result:
-    """2505.15201, theorem 4: Σ_i s_i·∇log p(x_i)."""
-    a = adv.best_of_k(episodes, k, baseline)
+def pass_at_k(episodes: Episodes, k: int = 2) -> Result:
+    """2505.15201, eqs. 19 and 33: Σ_i s_i·∇log p(x_i)."""
+    a = adv.best_of_k(episodes, k)
     return a, log_policy(episodes, a)
 
 
