@@ -38,10 +38,6 @@ class Difference:
     settings: dict[str, Any] | None = None
     besides: str = ""
 
-    @property
-    def sentence(self) -> str:
-        return " ".join([*self.clauses, self.besides]).strip()
-
 
 RATIO = "The ratio to the sampler stands in place of log π, so a second step is corrected."
 CLIP = "PPO's clip of 0.2 stands in place of the bare log π, so a second step is bounded."
