@@ -117,10 +117,12 @@ def pass_at_k(rewards_G: Tensor, *, pass_k: int = 2) -> Tensor:
     k-subsets).
 
     Unbiased for the expected best reward of k episodes; for rewards of 0 and 1 that is pass@k, with
-    the gradient k·(1-p)^(k-1)·∇p. PKPO's estimator (https://arxiv.org/abs/2505.15201) with its
-    leave-one-out baseline, times G because the loss is a mean; the advantages of a group sum to 0,
-    and k = 1 is RLOO. (The closed form of "Pass@k training", https://arxiv.org/abs/2508.10751,
-    divides by a standard deviation besides, and is biased as GRPO is.)
+    the gradient k·(1-p)^(k-1)·∇p. PKPO's estimator (https://arxiv.org/abs/2505.15201), times G
+    because the loss is a mean, with a leave-one-out baseline that makes the advantages of a group
+    sum to 0, and k = 1 RLOO: (G-1)/G of that in the paper's equation 29. Its experiments take the
+    mean best of k-1 others (equation 33), which needs one episode less. (The closed form of
+    "Pass@k training", https://arxiv.org/abs/2508.10751, divides by a standard deviation besides,
+    and is biased as GRPO is.)
 
     A group of at most `pass_k` scored episodes has no such baseline: its advantages are 0.
     """

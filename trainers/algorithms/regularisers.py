@@ -150,7 +150,7 @@ def simko(
     # The sampled token's log-probability and the same one among the top may differ in the last bit.
     likeliest_BT = output.logprobs_BT.detach() >= top_BTK.detach().amax(-1) - 1e-6
     blamed_BT = batch.selected_BT & (batch.advantages_BT < 0) & likeliest_BT
-    advantages_BT = torch.where(blamed_BT, top1_penalty, 1.0) * batch.advantages_BT
+    advantages_BT = torch.where(blamed_BT, top1_penalty * batch.advantages_BT, batch.advantages_BT)
     return ppo_clip(
         replace(output, logprobs_BT=smoothed_BT),
         replace(batch, advantages_BT=advantages_BT),

@@ -186,26 +186,6 @@ def test_states_are_what_was_told_right_before_the_turn():
     assert len(set(states[0])) == 3
 
 
-def test_the_optimal_baseline_weighs_the_others_by_how_surprised_they_were():
-    batch = packed([[(((2, 1),), 1.0), (((1, 1),), 0.0), (((3, 1),), 0.5)]])
-    batch = replace(batch, rewards_BT=None)
-    square = [
-        [(1 - math.exp(one)) ** 2 for one in tokens]
-        for tokens in per_episode(batch, batch.old_logprobs_BT)
-    ]
-    energy = [[sum(tokens[: t + 1]) for t in range(len(tokens))] for tokens in square]
-    found = per_episode(batch, optimal_baseline(batch).advantages_BT)
-    rewards = [1.0, 0.0, 0.5]
-    for own, mine in enumerate(energy):
-        others = [other for other in range(3) if other != own]
-        for t in range(len(mine)):
-            weights = [energy[other][min(t, len(energy[other]) - 1)] for other in others]
-            baseline = sum(w * rewards[o] for w, o in zip(weights, others, strict=True)) / sum(
-                weights
-            )
-            assert found[own][t] == pytest.approx(rewards[own] - baseline, abs=1e-12)
-
-
 def test_the_square_of_the_chosen_logit_is_within_a_factor_of_two_of_the_whole_gradient():
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(200, 7, generator=generator, dtype=torch.float64)

@@ -224,7 +224,7 @@ def simko_of_the_paper(case, smoothing, top1_penalty, clip):
         praised_V = case.advantages_V > 0
         ratio_V = torch.where(praised_V, (1 - smoothing) * ratio_V + smoothing * mixed_V, ratio_V)
         blamed_V = (case.advantages_V < 0) & (torch.arange(5) == top[0])
-        advantages_V = torch.where(blamed_V, top1_penalty, 1.0) * case.advantages_V
+        advantages_V = torch.where(blamed_V, top1_penalty * case.advantages_V, case.advantages_V)
         clipped_V = ratio_V.clamp(1 - clip, 1 + clip)
         loss_V = -torch.minimum(ratio_V * advantages_V, clipped_V * advantages_V)
         return (case.anchor_V.exp() * loss_V).sum()
