@@ -65,7 +65,8 @@ class TokenBatch:
         group_E: int64, episode -> index of its group in what was packed.
         reward_E: float64 rewards.
         truncated_E: bool, whether a limit ended the episode.
-        tokens_E: int64, trained tokens of the episode over all its rows.
+        tokens_E: int64, trained tokens of the episode over all its rows; 0 for an episode that is
+            not in the optimizer step.
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
@@ -236,8 +237,13 @@ class TokenBatch:
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))
+                tokens_E = torch.zeros_like(self.tokens_E)
+                tokens_E[members] = self.tokens_E[members]
                 yield replace(
-                    part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes)
+                    part,
+                    tokens_E=tokens_E,
+                    n_tokens=int(tokens_E.sum()),
+                    n_episodes=len(episodes),
                 )
 
     def informative(self) -> TokenBatch:

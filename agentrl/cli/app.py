@@ -15,7 +15,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import audit, convert, doctor, environments, evaluate, images, train, view
+from agentrl.cli import (
+    audit,
+    convert,
+    doctor,
+    environments,
+    evaluate,
+    images,
+    recipes,
+    train,
+    view,
+)
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 
@@ -34,6 +44,7 @@ app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
 app.command()(convert.convert)
 app.command()(train.train)
+app.command()(recipes.recipes)
 app.command()(audit.regrade)
 app.command()(view.view)
 app.add_typer(images.app, name="images")

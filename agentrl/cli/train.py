@@ -22,7 +22,7 @@ _TRAINING_ENV = {
 
 
 @contextmanager
-def _training_parts() -> Iterator[None]:
+def training_parts() -> Iterator[None]:
     """What an import lacks in here is part of the extra [train]."""
     for name, value in _TRAINING_ENV.items():
         os.environ.setdefault(name, value)
@@ -48,7 +48,7 @@ def train(  # noqa: PLR0913 - the options of a command
     as_json: Json = False,
 ) -> None:
     """Train a policy online, on the groups it plays."""
-    with _training_parts():
+    with training_parts():
         from agentrl.trainers.online.session import plan_training, run_training
 
     if plan:
@@ -73,7 +73,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train a tiny agent to repair programs, from nothing to a report, in a few minutes."""
-    with _training_parts():
+    with training_parts():
         from agentrl.trainers.demo import run_demo
 
     result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))

@@ -250,6 +250,32 @@ def kl_in_reward(batch: TokenBatch, *, kl_reward_coef: float = 0.0) -> TokenBatc
     return replace(batch, rewards_BT=torch.where(batch.mask_BT, earned_BT - price_BT, earned_BT))
 
 
+def overlong_punishment(
+    batch: TokenBatch, *, overlong_tokens: int = 20480, overlong_cache: int = 4096
+) -> TokenBatch:
+    """DAPO's soft overlong punishment: from overlong_tokens - overlong_cache sampled tokens on, an
+    episode pays in a straight line, up to 1 at overlong_tokens and beyond.
+
+    https://arxiv.org/abs/2503.14476, eq. 13, with the numbers of the paper. It is a process reward
+    on the episode's last trained token. Comes before the advantages.
+
+    Raises:
+        ConfigError: the cache is larger than the whole.
+    """
+    if overlong_cache > overlong_tokens:
+        raise ConfigError(
+            f"overlong_cache={overlong_cache} must not be above overlong_tokens={overlong_tokens}"
+        )
+    line = Timeline.of(batch)
+    over_E = (batch.tokens_E.double() - (overlong_tokens - overlong_cache)) / overlong_cache
+    price_N = torch.where(line.last_N, over_E.clamp(0, 1)[line.episode_N], 0.0)
+    rewards_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64, device=price_N.device)
+    if batch.rewards_BT is not None:
+        rewards_BT += batch.rewards_BT
+    rewards_BT[line.row_N, line.column_N] -= price_N
+    return replace(batch, rewards_BT=rewards_BT)
+
+
 @needs("entropy")
 def entropy_shaped(
     batch: TokenBatch, *, entropy_alpha: float = 0.4, entropy_kappa: float = 2.0

@@ -11,9 +11,10 @@ import torch
 from recipe_cases import SIGNAL, credited, groups_of, learnt, paid
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.algorithms.catalogue.places import ADDABLE, AGGREGATES
 from agentrl.trainers.algorithms.corrections import LEVELS
 from agentrl.trainers.algorithms.parts import options
-from agentrl.trainers.algorithms.recipes import ADDABLE, AGGREGATES, RECIPES, recipe
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.algorithms.regularisers import KL_ESTIMATORS
 
 CHOICES = {

@@ -22,10 +22,11 @@ from recipe_checks import (
 )
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.algorithms.catalogue.places import ADDABLE, SURROGATES
 from agentrl.trainers.algorithms.made_up import made_up
 from agentrl.trainers.algorithms.parts import name_of, options
 from agentrl.trainers.algorithms.recipe import Recipe
-from agentrl.trainers.algorithms.recipes import ADDABLE, RECIPES, SURROGATES, recipe
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.models.distributed import idle
 from agentrl.trainers.online.loop import train
