@@ -213,7 +213,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {file} is not valid TOML: {error}") from error
     for override in overrides:
-        _apply(row, override)
+        apply_override(row, override)
     return validated(TrainConfig, row, str(file), overrides)
 
 
@@ -332,7 +332,12 @@ def write_config(config: TrainConfig, path: Path) -> None:
     path.write_text(tomli_w.dumps(config.model_dump(mode="json")))
 
 
-def _apply(row: dict[str, Any], override: str) -> None:
+def apply_override(row: dict[str, Any], override: str) -> None:
+    """Set one setting of plain values, from `key=value` as a command takes it.
+
+    Raises:
+        ConfigError: it is no such pair, or the key leads into what is no table.
+    """
     key, separator, text = override.partition("=")
     if not separator:
         raise ConfigError(f"--set {override!r}: write it as key=value")
