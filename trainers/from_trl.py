@@ -68,12 +68,10 @@ class Translation:
         lines = [f"Translated from {source}, a trl.GRPOConfig."]
         lines += ["", "Differs in meaning:", *(f"- {one}" for one in self.differs)]
         lines += ["", "Has no match here:", *(f"- {one}" for one in self.unmatched or ["nothing"])]
-        lines += [
-            f"\n{name} is not part of a GRPOConfig: add a line {name} = …"
-            for name in ("env", "model")
-            if name not in self.settings
-        ]
-        head = "".join(f"# {line}".rstrip() + "\n" for line in "\n".join(lines).splitlines())
+        missing = [name for name in ("env", "model") if name not in self.settings]
+        if missing:
+            lines += ["", f"A GRPOConfig does not say: add a line for {' and for '.join(missing)}."]
+        head = "".join(f"# {line}".rstrip() + "\n" for line in lines)
         return f"{head}\n{tomli_w.dumps(self.settings)}"
 
 
@@ -133,7 +131,8 @@ class _Arguments:
         self.defaults = {
             one.name: (one.default, plain.get(one.name)) for one in dataclasses.fields(GRPOConfig)
         }
-        self._plain = plain | {"use_cpu": False, "bf16": True, "output_dir": None}
+        unset = dict.fromkeys(("output_dir", "generation_batch_size", "steps_per_generation"))
+        self._plain = plain | unset | {"use_cpu": False, "bf16": True}
         self._row, self._read = dict(row), set[str]()
 
     def __getitem__(self, name: str) -> Any:
@@ -171,16 +170,17 @@ def _rounds(trl: _Arguments, found: Translation) -> None:
     minibatches, epochs = max(1, per_batch // held), trl["num_iterations"]
     if per_batch % held and held % per_batch:
         found.differs.append(
-            f"steps_per_generation={per_batch} is no multiple of gradient_accumulation_steps={held},"
-            f" so TRL's steps mix generations; here a round has {minibatches} of its own"
+            f"steps_per_generation={per_batch} is no multiple of"
+            f" gradient_accumulation_steps={held}, so TRL's steps mix generations; here a round has"
+            f" {minibatches} of its own"
         )
     elif held > per_batch:
         rows *= held // per_batch
     if trl.says("per_device_train_batch_size") or trl.says("gradient_accumulation_steps"):
         found.differs.append(
-            f"{trl.shown('per_device_train_batch_size')} and {trl.shown('gradient_accumulation_steps')}"
-            " say how many rows fit a pass; here compute.micro_tokens does, in padded tokens, and"
-            " never changes a step"
+            f"{trl.shown('per_device_train_batch_size')} and"
+            f" {trl.shown('gradient_accumulation_steps')} say how many rows fit a pass; here"
+            " compute.micro_tokens does, in padded tokens, and never changes a step"
         )
     found.settings |= {
         "group_size": trl["num_generations"],
@@ -266,7 +266,7 @@ def _surrogate(trl: _Arguments, found: Translation) -> None:
             f"importance_sampling_level={level!r} with loss_type={kind!r}: its ratio is fixed here"
         )
     makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "cispo": lambda: _cispo(trl, high, found),
+        "cispo": lambda: _cispo(high, found),
         "sapo": lambda: _renamed(trl, "tau_pos", "tau_neg"),
         "vespo": lambda: _renamed(trl, "k_pos", "lambda_pos", "k_neg", "lambda_neg"),
     }
@@ -284,12 +284,12 @@ def _dual_clip(trl: _Arguments, surrogate: dict[str, Any], found: Translation) -
         surrogate["dual_clip"] = delta
         return
     found.unmatched.append(
-        f"delta={delta!r}: dual_clip bounds ppo_clip where A < 0 alone, which is the same only above"
-        " 1 + epsilon_high"
+        f"delta={delta!r}: dual_clip bounds ppo_clip where A < 0 alone, which is the same only"
+        " above 1 + epsilon_high"
     )
 
 
-def _cispo(trl: _Arguments, high: float, found: Translation) -> dict[str, Any]:
+def _cispo(high: float, found: Translation) -> dict[str, Any]:
     """TRL's bound is the ratio's, with none below."""
     if high >= 1:
         return {"name": "cispo", "clip_low": 1.0, "clip_high": high - 1}
@@ -302,8 +302,10 @@ def _cispo(trl: _Arguments, high: float, found: Translation) -> dict[str, Any]:
 
 def _renamed(trl: _Arguments, *ours: str) -> dict[str, Any]:
     """A surrogate whose options only have other names."""
-    theirs = {name.rpartition(".")[2]: key for key, name in TRL.items() if name.startswith("loss.")}
-    return {"name": theirs[ours[0]].partition("_")[0]} | {name: trl[theirs[name]] for name in ours}
+    theirs = {setting: key for key, setting in TRL.items()}
+    return {"name": theirs[f"loss.{ours[0]}"].partition("_")[0]} | {
+        name: trl[theirs[f"loss.{name}"]] for name in ours
+    }
 
 
 def _credit(trl: _Arguments, found: Translation) -> None:
@@ -340,6 +342,10 @@ def _regularisers(trl: _Arguments, found: Translation) -> None:
         loss |= {"kl_coef": beta, "kl_ratio": corrected}
     elif not corrected:
         found.differs.append("use_bias_correction_kl=False changes nothing while beta is 0")
+    if trl.says("entropy_target") and not trl["use_adaptive_entropy"]:
+        found.differs.append(
+            f"{trl.shown('entropy_target')} changes nothing while use_adaptive_entropy is False"
+        )
     if coef := trl["entropy_coef"]:
         loss["entropy_coef"] = coef
         found.differs.append(
@@ -367,8 +373,8 @@ def _masks(trl: _Arguments, found: Translation) -> None:
     if (share := trl["top_entropy_quantile"]) < 1:
         loss["entropy_share"] = share
         found.differs.append(
-            f"top_entropy_quantile={share!r}: TRL's quantile is of a micro-batch and of the policy as"
-            " it moves; here of the optimizer step and of the policy it starts from"
+            f"top_entropy_quantile={share!r}: TRL's quantile is of a micro-batch and of the policy"
+            " as it moves; here of the optimizer step and of the policy it starts from"
         )
     if (limit := trl["off_policy_mask_threshold"]) is not None:
         loss["off_policy_limit"] = limit
@@ -414,6 +420,8 @@ def _run(trl: _Arguments, found: Translation) -> None:
     if trl["use_cpu"]:
         compute["device"] = "cpu"
     settings["compute"] = compute
+    if trl["cast_lm_head_to_fp32"]:
+        found.differs.append("cast_lm_head_to_fp32=True: the output layer is always float32 here")
     if trl["full_determinism"]:
         settings["deterministic"] = True
         found.differs.append(
@@ -445,5 +453,7 @@ def _evaluation(trl: _Arguments, found: Translation) -> None:
         found.unmatched.append(
             f"eval_strategy={strategy!r}, eval_steps={steps!r}: give eval_every in rounds"
         )
+    elif trl.says("eval_steps"):
+        found.differs.append(f"eval_steps={steps!r} changes nothing while eval_strategy is 'no'")
     if samples := trl["num_generations_eval"]:
         settings["held_out"] = {"samples": samples}

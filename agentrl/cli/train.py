@@ -73,9 +73,9 @@ def train(  # noqa: PLR0913 - the options of a command
     if as_json:
         print_json(result)
     else:
-        print(
-            f"trained {result['steps']} rounds; run folder {result['run']}; model {result['model']}"
-        )
+        done, trained = result["steps"], result["trained"]
+        rounds = f"{trained} rounds" + (f", {done} in all" if done != trained else "")
+        print(f"trained {rounds}; run folder {result['run']}; model {result['model']}")
 
 
 def _translate(source: Path, target: Path | None, overrides: list[str], as_json: bool) -> None:
@@ -92,7 +92,10 @@ def _translate(source: Path, target: Path | None, overrides: list[str], as_json:
     if as_json:
         print_json(vars(found) | {"file": str(target) if target else None})
     else:
-        print(f"wrote {target}" if target else text)
+        notes = (
+            f"{len(found.differs)} settings differ in meaning, {len(found.unmatched)} have no match"
+        )
+        print(f"wrote {target}: {notes}; its head names them" if target else text)
 
 
 def demo(

@@ -68,7 +68,7 @@ def test_what_is_no_bound_may_be_infinite(tmp_path):
     ("name", "settings", "sentence"),
     [
         ("grpo", {"name": "x"}, "has no setting 'name'"),
-        ("grpo", {"aggregate": ["token"]}, "there is no aggregate"),
+        ("grpo", {"aggregate": ["token"]}, "aggregate=['token'] must be a name"),
         ("grpo", {"eps": INF}, "eps=inf must be below"),
         ("grpo", {"eps": 10**400}, "eps=1000"),
         ("dr_grpo", {"norm_tokens": 10**400}, "norm_tokens=1000"),
