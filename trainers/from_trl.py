@@ -202,8 +202,8 @@ def _rounds(trl: _Arguments, found: Translation) -> None:
 
 def _in_rounds(steps: float, found: Translation) -> int:
     """Optimizer steps of TRL as rounds of ours."""
-    settings = found.settings
-    return math.ceil(steps / (settings["minibatches"] * settings["loss"].get("epochs", 1)))
+    epochs: int = found.settings["loss"].get("epochs", 1)
+    return math.ceil(steps / (int(found.settings["minibatches"]) * epochs))
 
 
 def _optimizer(trl: _Arguments, found: Translation) -> None:

@@ -14,7 +14,6 @@ from agentrl.trainers.config import TrainConfig, read_config
 from agentrl.trainers.from_trl import translate, translate_file
 from agentrl.trainers.peers import TRL
 
-
 DEFAULTS = {one.name: one.default for one in dataclasses.fields(GRPOConfig)}
 
 

@@ -325,6 +325,7 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     first = run_training(toml, tmp_path / "r", overrides=["save_every=1"])
     again = run_training(toml, tmp_path / "r", overrides=["steps=2", "save_every=1"], resume=True)
     assert (first["steps"], again["steps"]) == (1, 2)
+    assert (first["trained"], again["trained"]) == (1, 1)
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
     state = json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text())
     assert state == {"step": 2, "source": {"epoch": 0, "drawn": 4}, "coefficients": {}}

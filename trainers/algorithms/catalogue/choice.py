@@ -46,7 +46,7 @@ def choose(found: Recipe, place: str, value: Any) -> tuple[Recipe, dict[str, Any
     return replace(found, **changed), named
 
 
-def _part(place: str, own: Mapping[str, Part], row: Any) -> tuple[Part, dict[str, Any]]:
+def _part(place: str, own: dict[str, Part], row: Any) -> tuple[Part, dict[str, Any]]:
     """One part, and those of its options that were named."""
     table = PLACES[place] | own
     if isinstance(row, str):
