@@ -218,8 +218,8 @@ class TokenBatch:
         Every epoch goes through all of them, in another order.
 
         Where only a share of the scored episodes trains (groups were filtered and not refilled),
-        there are as many
-        fewer batches, so that a step keeps its size: small ones would be noise at full length.
+        there are as many fewer batches, so that a step keeps its size: small ones would be noise at
+        full length.
 
         Raises:
             ConfigError: the count is not positive.
@@ -237,14 +237,9 @@ class TokenBatch:
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))
-                tokens_E = torch.zeros_like(self.tokens_E)
-                tokens_E[members] = self.tokens_E[members]
-                yield replace(
-                    part,
-                    tokens_E=tokens_E,
-                    n_tokens=int(tokens_E.sum()),
-                    n_episodes=len(episodes),
-                )
+                tokens_E = self.tokens_E * torch.zeros_like(self.tokens_E).index_fill(0, members, 1)
+                sizes = {"n_tokens": int(tokens_E.sum()), "n_episodes": len(episodes)}
+                yield replace(part, tokens_E=tokens_E, **sizes)
 
     def informative(self) -> TokenBatch:
         """Only episodes with an advantage other than zero; denominators stay, so the policy

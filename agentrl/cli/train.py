@@ -83,7 +83,7 @@ def _translate(source: Path, target: Path | None, overrides: list[str], as_json:
     if target and target.exists():
         raise ConfigError(f"{target} exists: name a file that does not, to write the settings to")
     with training_parts():
-        from agentrl.trainers.from_trl import translate_file
+        from agentrl.trainers.from_trl.translate import translate_file
 
         found = translate_file(source, overrides)
     text = found.toml(str(source))

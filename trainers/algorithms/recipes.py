@@ -22,7 +22,7 @@ from agentrl.trainers.algorithms.advantages import (
     remax,
     rloo,
 )
-from agentrl.trainers.algorithms.catalogue.choice import choose, entry, nearest
+from agentrl.trainers.algorithms.catalogue.choice import choose_parts, entry, nearest
 from agentrl.trainers.algorithms.catalogue.places import ADDABLE, PLACES, by_length
 from agentrl.trainers.algorithms.credit import (
     gae,
@@ -212,7 +212,7 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
     found = _from_file(name) if ".py:" in name else entry(name, RECIPES, "recipe")
     typed = dict[str, Any]()
     for place in [place for place in PLACES if place in settings]:
-        found, named = choose(found, place, settings.pop(place))
+        found, named = choose_parts(found, place, settings.pop(place))
         if twice := named.keys() & settings.keys():
             raise ConfigError(f"{min(twice)} is set twice: in {place} and beside it; keep one")
         typed |= named

@@ -37,7 +37,7 @@ from agentrl.trainers.algorithms.surrogates import (
     sapo,
 )
 from agentrl.trainers.batch import PolicyOutput
-from agentrl.trainers.from_trl import translate
+from agentrl.trainers.from_trl.translate import translate
 
 ROWS, WIDTH = 6, 9
 SEEDS = pytest.mark.parametrize("seed", range(5))

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.records.files import read_metrics
-from agentrl.trainers.algorithms.recipes import _OWN
+from agentrl.trainers.algorithms.recipes import OWN
 from agentrl.trainers.config import (
     Compute,
     CriticSettings,
@@ -142,7 +142,7 @@ def test_every_setting_changes_a_run(name, outcome):
 
 
 def test_every_setting_is_tried():
-    assert {*OWN, "kl_target"} == set(_OWN)
+    assert {*OWN, "kl_target"} == set(OWN)
     assert {*CRITIC, "model"} == set(CriticSettings.model_fields) and set(SCHEDULE) == set(
         Schedule.model_fields
     )

@@ -17,7 +17,7 @@ Row = TypeVar("Row")
 Part = Callable[..., Any]
 
 
-def choose(found: Recipe, place: str, value: Any) -> tuple[Recipe, dict[str, Any]]:
+def choose_parts(found: Recipe, place: str, value: Any) -> tuple[Recipe, dict[str, Any]]:
     """The recipe with other parts at a place.
 
     A part is its name, or a table of its name and options. Of a part that the recipe has already,

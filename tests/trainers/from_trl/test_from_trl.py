@@ -11,7 +11,7 @@ from trl import GRPOConfig
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import TrainConfig, read_config
-from agentrl.trainers.from_trl import translate, translate_file
+from agentrl.trainers.from_trl.translate import translate, translate_file
 from agentrl.trainers.peers import TRL
 
 DEFAULTS = {one.name: one.default for one in dataclasses.fields(GRPOConfig)}
