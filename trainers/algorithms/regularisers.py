@@ -170,7 +170,7 @@ def imitate(
     correct episodes, however few they are.
     """
     chosen_E = batch.reward_E >= imitate_from
-    share = (batch.tokens_E * chosen_E).sum().clamp(min=1) / batch.n_tokens
+    share = (batch.tokens_E * chosen_E).sum().clamp(min=1).double() / batch.n_tokens
     return torch.where(
         chosen_E[batch.episode_B, None], -imitate_coef / share * output.logprobs_BT, 0.0
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -14,11 +16,13 @@ from trainer_cases import PAD
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.catalogue.describe import recipe_table
 from agentrl.trainers.algorithms.catalogue.deviations import DEVIATIONS
-from agentrl.trainers.algorithms.credit import gae, optimal_baseline
+from agentrl.trainers.algorithms.catalogue.places import label
+from agentrl.trainers.algorithms.credit import generalised_advantages, optimal_baseline
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.algorithms.regularisers import imitate, kl_k2, kl_k3
 from agentrl.trainers.algorithms.surrogates import importance_weighted, policy_gradient
 from agentrl.trainers.algorithms.targets import COEF_RANGE, AdaptiveKL
+from agentrl.trainers.algorithms.timeline import Timeline
 from agentrl.trainers.batch import PolicyOutput, pack
 from agentrl.trainers.online.rounds import MAX_DRAWS
 
@@ -105,11 +109,10 @@ def no_kl2_loss(name):
 
 def whitened(name):
     row = recipe(name)
-    plain = replace(row, credit=(gae,))
+    plain = replace(row, credit=row.credit[:1])
     assert not same(row, plain)
-    assert torch.equal(
-        played(recipe(name, credit="gae")).advantages_BT, played(plain).advantages_BT
-    )
+    named = recipe(name, credit=label(row.credit[0]))
+    assert torch.equal(played(named).advantages_BT, played(plain).advantages_BT)
 
 
 def round_baseline(name):
@@ -254,13 +257,17 @@ def bounded_log_w(name):
 
 
 def whole_step(name):
-    row = recipe(name, cov_share=0.2, cov_low=0.0)
+    few = {"cov_share": 0.2, "cov_low": 0.0} if name == "clip_cov" else {"kl_cov_share": 0.2}
+    row = recipe(name, **few)
     batch = credited(row, groups_of(ROUND))
-    whole_BT = row.correct(batch).weights_BT
-    apart = [row.correct(part) for part in batch.split(1)]
-    assert int((whole_BT == 0)[batch.mask_BT].sum()) != sum(
-        int((part.weights_BT == 0)[part.mask_BT].sum()) for part in apart
-    )
+
+    def chosen(part):
+        done = row.correct(part)
+        return int((done.weights_BT == 0 if name == "clip_cov" else done.selected_BT).sum())
+
+    masked = sum(int((~part.mask_BT).sum()) for part in batch.split(1))
+    apart = sum(chosen(part) for part in batch.split(1)) - (name == "clip_cov") * masked
+    assert chosen(batch) - (name == "clip_cov") * int((~batch.mask_BT).sum()) != apart
 
 
 def positive_only(name):
@@ -360,6 +367,97 @@ def imitate_from(name):
     assert imitate(output, batch, imitate_coef=0.1, imitate_from=0.5).any()
 
 
+def constant_norm(name):
+    whole = gradient(recipe(name, aggregate="episode_sum"))
+    assert torch.allclose(4096 * gradient(recipe(name)), whole) and whole.any()
+
+
+def one_mean(name):
+    batch = played(recipe(name))
+    found_BT = -gradient(recipe(name))[batch.mask_BT]
+    per_group = torch.bincount(batch.group_E, batch.tokens_E.double())
+    divisor_E = len(per_group) * per_group[batch.group_E]
+    advantages_BT = batch.advantages_BT[batch.mask_BT]
+    paper_BT = (batch.advantages_BT / divisor_E[batch.episode_B, None])[batch.mask_BT]
+    assert torch.allclose(found_BT, advantages_BT / batch.n_tokens)
+    assert not torch.allclose(found_BT, paper_BT)
+
+
+def baseline_of_k(name):
+    batch, found_E = outcomes(name, [SIGNAL])
+    here, paper = [], []
+    for i, own in enumerate(batch.reward_E.tolist()):
+        others = [r for j, r in enumerate(batch.reward_E.tolist()) if j != i]
+        best = fmean(max(own, other) for other in others)
+        here.append(2 * (best - fmean(map(max, itertools.combinations(others, 2)))))
+        paper.append(2 * (best - fmean(others)))
+    assert found_E.tolist() == pytest.approx(here) and found_E.tolist() != pytest.approx(paper)
+
+
+def ended(name):
+    batch = played(recipe(name), [[([(1, 0)], 0.25, False), ([(2, 0)], 1.0, False)]])
+    longer = batch.advantages_BT[batch.episode_B == 1][batch.mask_BT[batch.episode_B == 1]]
+    assert longer.tolist() == pytest.approx([0.75, 0.75])  # the paper's last has nobody beside it
+
+
+def as_log(name):
+    row, paper = recipe(name), recipe(name, surrogate="importance_weighted")
+    near = 1e-3  # inside of the trust region
+    assert same(row, paper, moved=near)
+    batch = played(row)
+    losses = [float(one.loss(said(batch, near)[1], batch)[0].detach()) for one in (row, paper)]
+    assert losses[0] != pytest.approx(losses[1], rel=0.01)
+
+
+def token_mean(name):
+    assert not torch.allclose(
+        gradient(recipe(name)), gradient(recipe(name, aggregate="episode_sum"))
+    )
+
+
+def clip_kept(name):
+    row = recipe(name)
+    assert not same(row, recipe(name, surrogate="importance_weighted"), moved=0.5)
+
+
+def rounded_up(name):
+    batch = played(recipe(name))
+    assert 0.002 * batch.n_tokens < 1 and int(batch.selected_BT.sum()) == 1
+
+
+def token_ratio(name):
+    """One token far beyond its clip takes the gradient of no other token of its turn."""
+    row = recipe(name)
+    batch = played(row, [[([(3, 0)], 1.0, False), ([(3, 0)], 0.0, False)]])
+    leaf_BT = batch.anchor_BT.clone()
+    first = int(batch.mask_BT[0].nonzero()[0])
+    leaf_BT[:, first] += batch.advantages_BT[:, first].sign()
+    leaf_BT.requires_grad_()
+    total = row.loss(PolicyOutput(leaf_BT, -leaf_BT.detach()), batch)[0]
+    found_BT = torch.autograd.grad(total, leaf_BT)[0]
+    assert not found_BT[:, first].any() and found_BT[:, first + 1 : first + 3].all()
+
+
+def no_discount(name):
+    assert recipe(name).options["gamma"] == 1.0
+    assert not same(recipe(name), recipe(name, gamma=0.99))
+
+
+def longer_trace(name):
+    assert recipe(name).options["lam"] == 0.95 and not same(recipe(name), recipe(name, lam=0.9))
+
+
+def floor(name):
+    batch = played(recipe(name), [SIGNAL])
+    line = Timeline.of(batch)
+    steps = line.rewards_N, line.read(batch.values_BT), line.last_N, 1.0
+    lam_E = 1 - 1 / (0.05 * batch.tokens_E.double())
+    assert (lam_E < 0).all()
+    found_N = line.read(batch.advantages_BT)
+    assert torch.allclose(found_N, generalised_advantages(*steps, 0.0))
+    assert not torch.allclose(found_N, generalised_advantages(*steps, lam_E[line.episode_N]))
+
+
 SHARED = {
     ("reinforce++_baseline", "no_kl_loss"): no_kl2_loss,
 }
@@ -403,7 +501,7 @@ def test_vapo_imitates_by_the_mean_over_the_tokens_of_correct_episodes(count):
                 row.loss(PolicyOutput(part.old_logprobs_BT - 0.3), part)[1]["loss_imitate"]
                 for part in parts
             )
-            assert found == pytest.approx(float(expected))
+            assert found == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_the_tokens_of_a_step_are_those_of_its_episodes():

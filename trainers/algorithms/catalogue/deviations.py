@@ -52,6 +52,33 @@ WHITENED = Deviation(
     " paper's is credit = gae",
 )
 
+CONSTANT_NORM = Deviation(
+    "constant_norm",
+    "the paper sums over an answer's tokens; here the sum is over norm_tokens = 4096 as well",
+    "so that a learning rate is in the range of other rows; aggregate = episode_sum is the paper's",
+)
+ONE_MEAN = Deviation(
+    "one_mean",
+    "the paper's equation has one mean over tokens per prompt; here it is over the step",
+    "as its authors' code",
+)
+WHOLE_STEP = Deviation(
+    "whole_step",
+    "the paper chooses tokens by the policy as it moves; here once per optimizer step, by the"
+    " policy that the round starts from",
+    "the choice is the same in every split into micro-batches",
+)
+TOKEN_RATIO = Deviation(
+    "token_ratio",
+    "the paper's ratio and clip are of a turn's whole action; here of its tokens",
+    "a product over a long turn leaves the clip at once",
+)
+NO_DISCOUNT = Deviation(
+    "no_discount",
+    "the paper discounts by 0.99; here gamma is 1",
+    "its steps are those of games and robots; a turn of a hundred tokens would be worth a third",
+)
+
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "reinforce": (
         Deviation(
@@ -102,6 +129,7 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "how long is too long belongs to the environment; overlong_tokens = 20480 adds it with"
             " the paper's numbers",
         ),
+        ONE_MEAN,
         Deviation(
             "bounded_refill",
             "the paper samples until all places are taken; here a few times, and places may stay"
@@ -109,7 +137,7 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "a policy that solves nothing would play for ever",
         ),
     ),
-    "maxrl": (TOKEN_CLIP,),
+    "maxrl": (TOKEN_CLIP, CONSTANT_NORM),
     "mgpo": (
         Deviation(
             "mean_reward",
@@ -118,7 +146,16 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "rewards need not be 0 and 1; where they are it is the same",
         ),
     ),
-    "pass_at_k": (TOKEN_CLIP,),
+    "pass_at_k": (
+        Deviation(
+            "baseline_of_k",
+            "the paper's experiments take the mean best of k - 1 others as baseline; here of k"
+            " others, so that a group of at most k says nothing",
+            "the advantages of a group sum to 0, and k = 1 is RLOO",
+        ),
+        TOKEN_CLIP,
+        CONSTANT_NORM,
+    ),
     "gdpo": (
         Deviation(
             "absent_terms",
@@ -139,6 +176,12 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "it needs the probability of the sampled token alone, and is between that and half of"
             " it",
         ),
+        Deviation(
+            "ended",
+            "in the paper an answer that has ended is in no later baseline; here it counts with its"
+            " last token",
+            "the last tokens of the longest answer would have no baseline",
+        ),
         RATIO,
     ),
     "cispo": (
@@ -152,6 +195,7 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "the paper also takes dynamic sampling from DAPO; here groups without signal stay",
             "the row is the surrogate alone; refill = true is the paper's",
         ),
+        ONE_MEAN,
     ),
     "topr": (
         Deviation(
@@ -161,7 +205,21 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "rewards need not be two numbers, and a group without signal teaches nothing",
         ),
     ),
+    "dppo": (
+        Deviation(
+            "as_log",
+            "the paper's loss is -ρA; here -ρA·log π with ρ held fixed",
+            "the gradient is the same, and the loss is no estimate of anything in either",
+        ),
+        CONSTANT_NORM,
+    ),
     "vespo": (
+        Deviation(
+            "token_mean",
+            "the paper's equation sums an answer's tokens and averages over answers; here the mean"
+            " is over tokens",
+            "as its authors' code; aggregate = episode_sum is the equation's",
+        ),
         Deviation(
             "bounded_log_w",
             "the paper does not bound the log-ratio of an episode; here it is held to ±20",
@@ -170,13 +228,19 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     ),
     "clip_cov": (
         Deviation(
-            "whole_step",
-            "the paper chooses tokens by the policy as it moves; here once per optimizer step, by"
-            " the policy that the round starts from",
-            "the choice is the same in every split into micro-batches",
+            "clip_kept",
+            "the paper's equation clips by covariance alone; here PPO's clip is beside it",
+            "as its authors' code; surrogate = importance_weighted is the equation's",
         ),
+        WHOLE_STEP,
     ),
     "kl_cov": (
+        WHOLE_STEP,
+        Deviation(
+            "rounded_up",
+            "the paper does not say how a share of the tokens is rounded; here up",
+            "small steps still hold one",
+        ),
         Deviation(
             "positive_only",
             "the paper holds the tokens of highest covariance whatever it is; here only where it is"
@@ -225,10 +289,22 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             " one z-score, of the return from the turn on",
             "one rule for any number of turns, without a weight between the two",
         ),
+        NO_KL_LOSS,
     ),
-    "gigpo": (NO_KL_LOSS,),
+    "turn_ppo": (
+        TOKEN_RATIO,
+        WHITENED,
+        NO_DISCOUNT,
+        Deviation(
+            "longer_trace",
+            "the paper's λ is 0.9; here 0.95",
+            "as in ppo; lam sets it",
+        ),
+    ),
+    "gigpo": (TOKEN_RATIO, NO_KL_LOSS),
     "ppo": (
         WHITENED,
+        NO_DISCOUNT,
         Deviation(
             "no_entropy_bonus",
             "the paper's loss has an entropy bonus, and one network for policy and values; here"
@@ -245,6 +321,7 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     ),
     "ppo_penalty": (
         WHITENED,
+        NO_DISCOUNT,
         Deviation(
             "sampled_kl",
             "the paper's KL is summed over actions; here it is (ρ - 1 - log ρ) of the sampled one",
@@ -261,6 +338,12 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "imitate_from",
             "the paper imitates correct answers; here episodes whose reward is at least 1",
             "rewards need not be 0 and 1; imitate_from sets it",
+        ),
+        Deviation(
+            "floor",
+            "the paper's λ = 1 - 1/(αl) is negative for answers of fewer than 1/α tokens; here it"
+            " is 0 then",
+            "its answers have thousands of tokens, ours may have ten",
         ),
     ),
 }
