@@ -50,7 +50,8 @@ def _sheet(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "differs from its paper" if found["deviations"] else "differs in nothing that is known"
     for one in found["deviations"]:
-        yield f"  {one['name']}: {one['differs']}; {one['why']}"
+        yield f"  {one['name']}: {one['differs']}"
+        yield f"    why: {one['why']}"
 
 
 def _options(rows: list[dict[str, Any]]) -> Iterator[str]:

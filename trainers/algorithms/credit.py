@@ -62,7 +62,8 @@ def whiten(batch: TokenBatch, *, eps: float = 1e-8) -> TokenBatch:
 
 @needs("critic")
 def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> TokenBatch:
-    """Generalised advantage estimation over trained tokens. https://arxiv.org/abs/1506.02438.
+    """Σ_k (gamma·lam)^k · (r + gamma·V' - V) from each trained token on: generalised advantage
+    estimation. https://arxiv.org/abs/1506.02438.
 
     Fills advantages and the critic's returns A + V. With gamma = lam = 1 it is the return minus V:
     unbiased whatever V is. Below, it is biased as far as V is wrong. A group of one is as good as
