@@ -238,8 +238,8 @@ class TokenBatch:
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))
                 tokens_E = self.tokens_E * torch.zeros_like(self.tokens_E).index_fill(0, members, 1)
-                sizes = {"n_tokens": int(tokens_E.sum()), "n_episodes": len(episodes)}
-                yield replace(part, tokens_E=tokens_E, **sizes)
+                total = int(tokens_E.sum())
+                yield replace(part, tokens_E=tokens_E, n_tokens=total, n_episodes=len(episodes))
 
     def informative(self) -> TokenBatch:
         """Only episodes with an advantage other than zero; denominators stay, so the policy
