@@ -65,7 +65,8 @@ class TokenBatch:
         group_E: int64, episode -> index of its group in what was packed.
         reward_E: float64 rewards.
         truncated_E: bool, whether a limit ended the episode.
-        tokens_E: int64, trained tokens of the episode over all its rows.
+        tokens_E: int64, trained tokens of the episode over all its rows; 0 for an episode that is
+            not in the optimizer step.
         n_tokens: trained tokens of the optimizer step.
         n_episodes: episodes of the optimizer step that have trained tokens.
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
@@ -217,8 +218,8 @@ class TokenBatch:
         Every epoch goes through all of them, in another order.
 
         Where only a share of the scored episodes trains (groups were filtered and not refilled),
-        there are as many
-        fewer batches, so that a step keeps its size: small ones would be noise at full length.
+        there are as many fewer batches, so that a step keeps its size: small ones would be noise at
+        full length.
 
         Raises:
             ConfigError: the count is not positive.
@@ -236,9 +237,9 @@ class TokenBatch:
             if len(episodes):
                 members = episodes.to(self.episode_B.device)
                 part = self.rows(torch.isin(self.episode_B, members))
-                yield replace(
-                    part, n_tokens=int(self.tokens_E[members].sum()), n_episodes=len(episodes)
-                )
+                tokens_E = self.tokens_E * torch.zeros_like(self.tokens_E).index_fill(0, members, 1)
+                total = int(tokens_E.sum())
+                yield replace(part, tokens_E=tokens_E, n_tokens=total, n_episodes=len(episodes))
 
     def informative(self) -> TokenBatch:
         """Only episodes with an advantage other than zero; denominators stay, so the policy

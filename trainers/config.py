@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.chat.settings import ChatSettings
+from agentrl.chat.settings import ChatSettings, one_of_these
 from agentrl.errors import ConfigError
+from agentrl.trainers.peers import peer_hint
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -45,8 +46,6 @@ class Compute(BaseModel):
     """Rank of LoRA adapters on every linear layer but the output layer; 0: all weights train."""
     lora_alpha: int = Field(default=32, ge=1)
     """Their product is scaled by alpha / rank."""
-    optimizer: OptimizerName = "adamw"
-    """"adamw", or "adamw8bit" with moments of 8 bits."""
 
 
 class OptimizerSettings(BaseModel):
@@ -54,6 +53,8 @@ class OptimizerSettings(BaseModel):
 
     model_config = STRICT
 
+    name: OptimizerName = "adamw"
+    """"adamw", or "adamw8bit" with moments of 8 bits."""
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
     """Of AdamW's moments."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -174,7 +175,7 @@ class TrainConfig(BaseModel):
     schedule: Schedule = Schedule()
     """How the learning rate moves over the rounds: `{warmup = 4, final = 0.1}`."""
     optimizer: OptimizerSettings = OptimizerSettings()
-    """Betas, weight decay and the norm that gradients are clipped to."""
+    """Which, its betas and weight decay, and the norm that gradients are clipped to."""
     minibatches: int = Field(1, ge=1)
     """Optimizer steps per round."""
     temperature: float = Field(1.0, gt=0)
@@ -189,10 +190,13 @@ class TrainConfig(BaseModel):
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
 """Settings that a resumed run cannot change: its records would mix two runs."""
 
-TRAINED = ("lora_rank", "lora_alpha", "optimizer")
-"""Compute settings that a resumed run cannot change: what was trained, and the optimizer's state,
+TRAINED = (("compute", "lora_rank"), ("compute", "lora_alpha"), ("optimizer", "name"))
+"""Settings in tables that a resumed run cannot change: what was trained, and the optimizer's state,
 would not fit.
 """
+
+MOVED = {"compute.optimizer": "optimizer.name"}
+"""Settings that had another name once."""
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -209,8 +213,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {file} is not valid TOML: {error}") from error
     for override in overrides:
-        _apply(row, override)
-    return check_config(row, str(file))
+        apply_override(row, override)
+    return validated(TrainConfig, row, str(file), overrides)
 
 
 def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
@@ -222,8 +226,16 @@ def check_config(row: Mapping[str, Any], where: str) -> TrainConfig:
     return validated(TrainConfig, row, where)
 
 
-def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Settings:
+def validated(
+    kind: type[Settings], row: Mapping[str, Any], where: str, overrides: Sequence[str] = ()
+) -> Settings:
     """Settings of a kind from plain values.
+
+    Args:
+        kind: of the settings.
+        row: the values.
+        where: they come from.
+        overrides: `key=value` pairs that are in them already, and come from the command line.
 
     Raises:
         ConfigError: one sentence with the field and what is wrong with it.
@@ -233,12 +245,18 @@ def validated(kind: type[Settings], row: Mapping[str, Any], where: str) -> Setti
     except ValidationError as error:
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-        raise ConfigError(f"{where}: {_worded(kind, (unknown or problems)[0])}") from None
+        problem = (unknown or problems)[0]
+        field = ".".join(str(step) for step in problem["loc"])
+        for override in overrides:
+            key = override.partition("=")[0].strip()
+            if f"{field}.".startswith(f"{key}.") or f"{key}.".startswith(f"{field}."):
+                where = f"--set {override}"
+        raise ConfigError(f"{where}: {_worded(kind, problem)}") from None
 
 
 def _worded(kind: type[BaseModel], problem: Any) -> str:
     """What is wrong with a setting, and the fix."""
-    *path, last = problem["loc"]
+    last = problem["loc"][-1]
     if last in ("top_p", "top_k"):
         return (
             f"{last} is for `agentrl eval`: training scores what was sampled under the whole"
@@ -249,19 +267,32 @@ def _worded(kind: type[BaseModel], problem: Any) -> str:
         return f"setting {field!r} is missing: add a line '{field} = …'"
     if problem["type"] in ("model_type", "dict_type"):
         return f"{field}={value!r} must be a table, as in {field} = {{…}}"
+    if problem["type"] == "literal_error":
+        return f"{field}={value!r}: {one_of_these(value, problem['ctx']['expected'])}"
     if problem["type"] != "extra_forbidden":
         return f"{field}={value!r}: {problem['msg'].lower()}"
+    return f"setting {field!r} is unknown: {_where_else(kind, problem['loc'], value)}"
+
+
+def _where_else(kind: type[BaseModel], loc: tuple[Any, ...], value: Any) -> str:
+    """What was meant by the name of a setting that does not exist."""
+    *path, last = loc
+    field = ".".join(map(str, loc))
+    if field in MOVED:
+        return f"it is {MOVED[field]} now"
     for step in path:
         kind = _table(kind, step) or kind
     tables = {name: table for name in kind.model_fields if (table := _table(kind, name))}
-    homes = [name for name, table in tables.items() if last in table.model_fields]
-    near = difflib.get_close_matches(last, kind.model_fields, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(kind.model_fields)}"
-    if kind is TrainConfig and not near:
+    if homes := [name for name, table in tables.items() if last in table.model_fields]:
+        return f"it stands in a table: {homes[0]} = {{{last} = …}}"
+    if peer := peer_hint(field, value):
+        return peer
+    if near := difflib.get_close_matches(last, kind.model_fields, n=1):
+        return f"did you mean {near[0]!r}?"
+    hint = f"settings are {', '.join(kind.model_fields)}"
+    if kind is TrainConfig:
         hint += "; options of the recipe stand in its table: loss = {…}"
-    if homes:
-        hint = f"it stands in a table: {homes[0]} = {{{last} = …}}"
-    return f"setting {field!r} is unknown: {hint}"
+    return hint
 
 
 def _table(kind: type[BaseModel], name: Any) -> type[BaseModel] | None:
@@ -285,7 +316,7 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
     new["chat"] = {k: old["chat"][k] if v == "auto" else v for k, v in new["chat"].items()}
     changed = {name: (old[name], new[name]) for name in new if old[name] != new[name]}
     fixed = {name: (old[name], new[name]) for name in IDENTITY}
-    fixed |= {f"compute.{name}": (old["compute"][name], new["compute"][name]) for name in TRAINED}
+    fixed |= {f"{table}.{name}": (old[table][name], new[table][name]) for table, name in TRAINED}
     fixed |= {f"chat.{name}": (old["chat"][name], new["chat"][name]) for name in new["chat"]}
     for name, (was, now) in fixed.items():
         if was != now:
@@ -301,7 +332,12 @@ def write_config(config: TrainConfig, path: Path) -> None:
     path.write_text(tomli_w.dumps(config.model_dump(mode="json")))
 
 
-def _apply(row: dict[str, Any], override: str) -> None:
+def apply_override(row: dict[str, Any], override: str) -> None:
+    """Set one setting of plain values, from `key=value` as a command takes it.
+
+    Raises:
+        ConfigError: it is no such pair, or the key leads into what is no table.
+    """
     key, separator, text = override.partition("=")
     if not separator:
         raise ConfigError(f"--set {override!r}: write it as key=value")
@@ -310,7 +346,9 @@ def _apply(row: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *path, last = key.strip().split(".")
-    for step in path:
+    for depth, step in enumerate(path):
+        if path[0] == "loss" and depth == 1 and isinstance(row.get(step), str):
+            row[step] = {"name": row[step]}  # a part may be its name alone
         row = row.setdefault(step, {})
         if not isinstance(row, dict):
             raise ConfigError(f"--set {override!r}: {step!r} is no table")

@@ -44,10 +44,9 @@ class Parsed:
     Attributes:
         content: the text outside of calls: each piece stripped, non-empty pieces joined by
             newlines.
-        reasoning: what stands in a leading `<think>` block, stripped; to the end where it is never
-            closed.
-        calls: in the order they were written. Joining their texts behind the content loses no
-            information but the place of the content.
+        reasoning: the text of a leading `<think>` block, stripped. A block that is never closed
+            goes to the end of the text.
+        calls: in the order they were written. Where between them the content stood is not kept.
     """
 
     content: str
@@ -68,14 +67,16 @@ class Format:
     Attributes:
         parse: text to content, reasoning and calls; no text raises.
         write: content and calls to text, its inverse. Raises ValueError for what cannot be written.
-        mark: what every call begins with; a tokenizer that has it as a token speaks this format.
+        mark: the text that every call begins with. If a tokenizer has it as one token, its model
+            was trained on this format.
         write_reasoning: reasoning to the text that stands before all else.
         think: what opens and closes reasoning.
-        field: the field of a message that takes reasoning, for templates that write this format
-            themselves; empty where it stands in the content.
-        merges: such templates take reasoning and content of a turn with calls as one text.
-        parse_typed: `parse` for formats that do not quote text: an argument that is text by its
-            schema stays as it was written, even if it reads as a number.
+        field: the key of a message under which templates of this format expect the reasoning;
+            empty: they expect it inside the content.
+        merges: templates of this format expect the reasoning and the content of a turn with calls
+            joined, under `field`.
+        parse_typed: `parse` for formats that do not quote text. It is told which arguments are
+            text, and leaves "12" as it is there instead of reading a number.
     """
 
     parse: Parser

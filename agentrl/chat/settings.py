@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -46,6 +48,18 @@ class ChatSettings(BaseModel):
         """These settings with what "auto" became."""
         chosen = {"parser": chat.parser, "tool_role": chat.template.tool_role}
         return self.model_copy(update=chosen)
+
+
+def one_of_these(value: object, expected: str) -> str:
+    """What is wrong with a value that is none of those allowed, and the nearest one.
+
+    Args:
+        value: what was given.
+        expected: those allowed, as pydantic lists them: "'branch', 'keep' or 'refuse'".
+    """
+    near = difflib.get_close_matches(str(value).lower(), re.findall(r"'(.*?)'", expected), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"must be {expected}{hint}"
 
 
 def in_words(chat: Chat) -> str:

@@ -35,6 +35,9 @@ from agentrl.types import BadCall, Json, Message, ToolCall, ToolSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ANOTHER = "chat.template in a run's settings, --template of a command"
+"""Where a template is chosen."""
+
 _GUARD = re.compile("\ue000(\\d+)\ue001")
 _MARKS = re.compile("[\ue000\ue001]")
 _REFUSALS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -183,7 +186,8 @@ class Template:
         except _REFUSALS as error:
             roles = ", ".join(str(row["role"]) for row in rows)
             raise self.error(
-                f"refuses the roles ({roles}): {error}", "use a template that takes them"
+                f"refuses the roles ({roles}): {error}",
+                f"give another template ({ANOTHER})",
             ) from error
         return str(text)
 
@@ -300,8 +304,8 @@ class Template:
         if match is None:
             raise self.error(
                 "has no special token between an assistant turn and what follows",
-                "end assistant turns with {{ eos_token }} in the template, or name another with"
-                " chat.template",
+                "end assistant turns with {{ eos_token }} in the template, or give another"
+                f" ({ANOTHER})",
             )
         return match.start()
 

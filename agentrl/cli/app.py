@@ -5,6 +5,7 @@ Bad input ends with one sentence on stderr and exit code 2; broken infrastructur
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -15,7 +16,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import audit, convert, doctor, environments, evaluate, images, train, view
+from agentrl.cli import (
+    audit,
+    convert,
+    doctor,
+    environments,
+    evaluate,
+    images,
+    recipes,
+    train,
+    view,
+)
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 
@@ -34,6 +45,7 @@ app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
 app.command()(convert.convert)
 app.command()(train.train)
+app.command()(recipes.recipes)
 app.command()(audit.regrade)
 app.command()(view.view)
 app.add_typer(images.app, name="images")
@@ -88,9 +100,16 @@ def _worded(error: Any) -> str:
     """A command-line error with option, value and fix; what the value's validator says is not for
     people.
     """
+    text = str(error.format_message())
+    if text.startswith("No such command"):
+        known = list(error.ctx.command.commands)
+        typed = text.split("'")[1]
+        near = difflib.get_close_matches(typed, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(known)}"
+        return f"there is no command {typed!r}: {hint}"
     problems: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not isinstance(error, typer.BadParameter) or not problems or error.param is None:
-        return str(error.format_message())
+        return text
     option, problem = error.param.opts[0], problems[0]
     fixes = {
         "int_parsing": f"must be a whole number, as in {option} 8",
@@ -98,7 +117,7 @@ def _worded(error: Any) -> str:
         "greater_than_equal": f"must be at least {problem.get('ctx', {}).get('ge')}",
     }
     fix = fixes.get(problem["type"])
-    return f"{option} {problem['input']!r} {fix}" if fix else str(error.format_message())
+    return f"{option} {problem['input']!r} {fix}" if fix else text
 
 
 def _print_version(wanted: bool) -> None:

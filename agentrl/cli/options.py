@@ -63,7 +63,7 @@ def chat_settings(
     """
     from pydantic import ValidationError
 
-    from agentrl.chat.settings import ChatSettings
+    from agentrl.chat.settings import ChatSettings, one_of_these
 
     row: dict[str, Any] = {
         "parser": parser,
@@ -77,7 +77,10 @@ def chat_settings(
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         option = f"--{str(problem['loc'][0]).replace('_', '-')}"
-        raise ConfigError(f"{option} {problem['input']!r}: {problem['msg'].lower()}") from None
+        why = problem["msg"].lower()
+        if problem["type"] == "literal_error":
+            why = one_of_these(problem["input"], problem["ctx"]["expected"])
+        raise ConfigError(f"{option} {problem['input']!r}: {why}") from None
 
 
 def read_settings(pairs: list[str] | None, option: str = "--set") -> dict[str, Any]:

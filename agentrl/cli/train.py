@@ -22,7 +22,7 @@ _TRAINING_ENV = {
 
 
 @contextmanager
-def _training_parts() -> Iterator[None]:
+def training_parts() -> Iterator[None]:
     """What an import lacks in here is part of the extra [train]."""
     for name, value in _TRAINING_ENV.items():
         os.environ.setdefault(name, value)
@@ -35,20 +35,32 @@ def _training_parts() -> Iterator[None]:
 
 
 def train(  # noqa: PLR0913 - the options of a command
-    config: Annotated[Path, typer.Argument(help="TOML file with the settings.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="TOML file with the settings; with --from-trl: where to write them."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/train"),
     set_: Set = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the run folder's last checkpoint.")
     ] = False,
     log_to: Annotated[str, typer.Option(help="Also log to these: tensorboard,wandb,trackio.")] = "",
+    from_trl: Annotated[
+        Path | None,
+        typer.Option(help="Only translate this JSON file of a trl.GRPOConfig; --set env, model."),
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say which models and bytes the run will hold.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a policy online, on the groups it plays."""
-    with _training_parts():
+    if from_trl:
+        _translate(from_trl, config, set_ or [], as_json)
+        return
+    if config is None:
+        raise ConfigError("CONFIG is missing: give a TOML file, as in agentrl train calc.toml")
+    with training_parts():
         from agentrl.trainers.online.session import plan_training, run_training
 
     if plan:
@@ -61,9 +73,29 @@ def train(  # noqa: PLR0913 - the options of a command
     if as_json:
         print_json(result)
     else:
-        print(
-            f"trained {result['steps']} rounds; run folder {result['run']}; model {result['model']}"
+        done, trained = result["steps"], result["trained"]
+        rounds = f"{trained} rounds" + (f", {done} in all" if done != trained else "")
+        print(f"trained {rounds}; run folder {result['run']}; model {result['model']}")
+
+
+def _translate(source: Path, target: Path | None, overrides: list[str], as_json: bool) -> None:
+    """Say what a GRPOConfig is here, on the terminal or in a file."""
+    if target and target.exists():
+        raise ConfigError(f"{target} exists: name a file that does not, to write the settings to")
+    with training_parts():
+        from agentrl.trainers.from_trl.translate import translate_file
+
+        found = translate_file(source, overrides)
+    text = found.toml(str(source))
+    if target:
+        target.write_text(text)
+    if as_json:
+        print_json(vars(found) | {"file": str(target) if target else None})
+    else:
+        notes = (
+            f"{len(found.differs)} settings differ in meaning, {len(found.unmatched)} have no match"
         )
+        print(f"wrote {target}: {notes}; its head names them" if target else text)
 
 
 def demo(
@@ -73,7 +105,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train a tiny agent to repair programs, from nothing to a report, in a few minutes."""
-    with _training_parts():
+    with training_parts():
         from agentrl.trainers.demo import run_demo
 
     result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))

@@ -36,6 +36,11 @@ def find_model(name: str | Path, *, weights: bool = True) -> Path:
         ConfigError: there is no such folder, and the hub does not have it or cannot be reached.
     """
     folder = Path(name)
+    if not str(name).strip():
+        raise ConfigError(
+            "the name of the model is empty: give a folder, or a name on the hub, as in"
+            " hf:Qwen/Qwen3-0.6B"
+        )
     if folder.is_dir():
         return folder
     hub = _HUB_NAME.fullmatch(str(name))

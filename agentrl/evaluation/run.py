@@ -275,7 +275,8 @@ def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
     """
     if env.endless and not plan.limit:
         raise ConfigError(
-            f"split {plan.split!r} of {env.id} does not end: say how many tasks with --limit"
+            f"--limit {plan.limit} takes all tasks, and split {plan.split!r} of {env.id} does not"
+            " end: say how many, as in --limit 100"
         )
     tasks = list(itertools.islice(env.tasks(plan.split, plan.seed), plan.limit or None))
     if not tasks:

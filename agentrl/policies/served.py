@@ -61,10 +61,10 @@ class ServedPolicy:
         api_key: default: the environment's OPENAI_API_KEY, else a placeholder, as local servers
             want none.
         temperature: None leaves it to the server.
-        prices: None where they are not known; then no cost is either.
+        prices: None: not known, and the cost of an episode is None as well.
         timeout_s: how long a server may be silent. A turn, all its tries included, takes at most
-            `retries + 1` times that. Keep it well below the environment's `wall_s`, which is the
-            agent's own limit and is graded.
+            `retries + 1` times that. Keep it well below the environment's `wall_s`: an episode that
+            meets `wall_s` is graded, and waiting for a server is not the agent's fault.
         retries: further tries after a broken connection, silence, or an answer 408, 409, 429 or 5xx
             (by the client).
         name: what records call it; made of model and address.
@@ -112,9 +112,7 @@ class ServedPolicy:
 
     @contextmanager
     def player(self, task: Task, limits: Limits, seed: int) -> Iterator[_ServedPlayer]:
-        """A player for one episode. Equal seeds give equal draws as far as the server keeps its
-        word.
-        """
+        """A player for one episode. Equal seeds give equal answers if the server honours seeds."""
         yield _ServedPlayer(self, limits, seed)
 
     async def close(self) -> None:
@@ -209,8 +207,8 @@ class _ServedPlayer:
 
     @property
     def usage(self) -> Usage:
-        """What was asked and answered so far; prompts count anew with every turn, as they are
-        billed.
+        """Tokens sent and received so far. Every turn counts its whole prompt, earlier turns
+        included, because servers bill it.
         """
         prices = self._policy.prices
         usd = (
@@ -223,8 +221,8 @@ class _ServedPlayer:
     async def act(
         self, history: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Message, EndReason | None]:
-        """Ask for one turn; what the server cut short, or said beyond the limit, ends the episode
-        as MAX_TOKENS.
+        """Ask for one turn. One that the server cut short, or that is longer than the limit, ends
+        the episode with MAX_TOKENS.
         """
         left = self._limits.episode_tokens - self._sampled
         if left < 1:

@@ -101,7 +101,8 @@ def settings_of(name: str) -> dict[str, Any]:
         loss["length_alpha"] = (
             1.0  # the paper's 0.05 is for thousands of tokens: λ is 0 below twenty
         )
-    return {"recipe": name, "loss": loss} | ({"env": TERMS} if name == "gdpo" else {})
+    row = {"recipe": name, "loss": loss} | ({"env": TERMS} if name == "gdpo" else {})
+    return row | ({"minibatches": 1} if RECIPES[name].one_step else {})
 
 
 def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int) -> None:

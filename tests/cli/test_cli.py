@@ -16,6 +16,7 @@ from helpers import children, last_json, make_task, process, run_cli, tiny_model
 from agentrl.cli import app as cli
 from agentrl.cli import train as train_command
 from agentrl.records.taskfile import write_tasks
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 
 ENV = """
 from agentrl import Limits, Task, ToolEnv, tool
@@ -305,6 +306,45 @@ def test_view_and_convert_print_json(run, tmp_path, mine):
     assert code == 0 and "<html" in Path(last_json(out)["report"]).read_text().lower(), err
 
 
+def test_recipes_for_people_and_for_programs(run):
+    code, out, err = run("recipes")
+    assert code == 0 and err == "" and len(out.splitlines()) == len(RECIPES) + 1
+    assert any(line.split()[:3] == ["dapo", "grpo", "ppo_clip"] for line in out.splitlines())
+    code, out, err = run("recipes", "--json")
+    assert {row["name"] for row in last_json(out)["recipes"]} == RECIPES.keys()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_all_that_can_be_set(run, name):
+    code, out, err = run("recipes", name)
+    found = last_json(run("recipes", name, "--json")[1])
+    assert code == 0 and err == "" and found["paper"] in out
+    options = {one["name"] for part in found["parts"] for one in part["options"]}
+    assert options == recipe(name).options.keys()
+    assert all(part["formula"] and part["formula"] in out for part in found["parts"])
+    assert "http" not in "".join(part["formula"] for part in found["parts"])
+    critic = {one["name"] for one in found["settings"] if one["name"].startswith("critic.")}
+    assert bool(critic) == ("critic" in recipe(name).needs)
+    for one in (*found["settings"], *(one for part in found["parts"] for one in part["options"])):
+        assert f"{one['name']} " in out and one["type"] in out
+    for one in found["deviations"]:
+        assert one["differs"] in out and one["why"] in out
+
+
+def test_a_config_of_trl_becomes_a_file_that_can_be_planned(run, tmp_path):
+    source, target = tmp_path / "args.json", tmp_path / "calc.toml"
+    source.write_text('{"beta": 0.04, "top_p": 0.9, "max_steps": 7}')
+    code, out, err = run("train", "--from-trl", source)
+    assert code == 0 and "kl_coef = 0.04" in out and "# - top_p=0.9: " in out, err
+    told = ("--set", "env=calc-v0", "--set", f"model={tiny_model_folder()}")
+    code, out, err = run("train", target, "--from-trl", source, *told)
+    assert code == 0 and out.startswith(f"wrote {target}: ") and "1 have no match" in out, err
+    code, out, err = run("train", target, "--plan", "--json")
+    assert code == 0 and last_json(out)["peak_bytes"] > 0, err
+    code, out, err = run("train", "--from-trl", source, "--json")
+    assert last_json(out)["settings"]["steps"] == 7 and last_json(out)["file"] is None
+
+
 # Bad input
 
 
@@ -405,7 +445,16 @@ def syntax_error(tmp_path):
         (["view", ("{}/runs/demo-3", str)], "does not exist: make it with `make demo SEED=3`\n"),
         (["convert", "nosuch", "a", "b"], "nosuch"),
         (["train", "/no/such.toml"], "/no/such.toml"),
-        (["nosuch"], "nosuch"),
+        (["train"], "CONFIG is missing"),
+        (["train", "--from-trl", "/no/such.json"], "--from-trl /no/such.json does not exist"),
+        (["train", ("{}", mine_file), "--from-trl", "/no/such.json"], "mine.py exists"),
+        (["recipes", "grpoo"], "there is no recipe 'grpoo'; did you mean 'grpo'?"),
+        (["check", "hf:"], "the name of the model is empty"),
+        (["check", "hf:m", "--parser", "hermess"], "did you mean 'hermes'?"),
+        (["eval", "calc-v0", "--limit", "0"], "say how many, as in --limit 100"),
+        (["nosuch"], "there is no command 'nosuch': commands are doctor, "),
+        (["evaluate"], "there is no command 'evaluate': did you mean 'eval'?"),
+        (["images", "built"], "there is no command 'built': did you mean 'build'?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(run, tmp_path, arguments, part):
@@ -479,10 +528,10 @@ def test_an_interrupt_ends_quietly_and_the_run_can_go_on(tmp_path, bubblewrap):
 
 def test_training_tells_nobody(monkeypatch):
     monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
-    with train_command._training_parts():
+    with train_command.training_parts():
         assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
-    with train_command._training_parts():
+    with train_command.training_parts():
         assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"
 
 

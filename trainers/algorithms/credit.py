@@ -62,7 +62,8 @@ def whiten(batch: TokenBatch, *, eps: float = 1e-8) -> TokenBatch:
 
 @needs("critic")
 def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> TokenBatch:
-    """Generalised advantage estimation over trained tokens. https://arxiv.org/abs/1506.02438.
+    """Σ_k (gamma·lam)^k · (r + gamma·V' - V) from each trained token on: generalised advantage
+    estimation. https://arxiv.org/abs/1506.02438.
 
     Fills advantages and the critic's returns A + V. With gamma = lam = 1 it is the return minus V:
     unbiased whatever V is. Below, it is biased as far as V is wrong. A group of one is as good as
@@ -248,6 +249,32 @@ def kl_in_reward(batch: TokenBatch, *, kl_reward_coef: float = 0.0) -> TokenBatc
     price_BT = kl_reward_coef * (batch.anchor_BT - batch.ref_logprobs_BT).double()
     earned_BT = torch.zeros_like(price_BT) if batch.rewards_BT is None else batch.rewards_BT
     return replace(batch, rewards_BT=torch.where(batch.mask_BT, earned_BT - price_BT, earned_BT))
+
+
+def overlong_punishment(
+    batch: TokenBatch, *, overlong_tokens: int = 20480, overlong_cache: int = 4096
+) -> TokenBatch:
+    """DAPO's soft overlong punishment: from overlong_tokens - overlong_cache sampled tokens on, an
+    episode pays in a straight line, up to 1 at overlong_tokens and beyond.
+
+    https://arxiv.org/abs/2503.14476, eq. 13, with the numbers of the paper. It is a process reward
+    on the episode's last trained token. Comes before the advantages.
+
+    Raises:
+        ConfigError: the cache is larger than the whole.
+    """
+    if overlong_cache > overlong_tokens:
+        raise ConfigError(
+            f"overlong_cache={overlong_cache} must not be above overlong_tokens={overlong_tokens}"
+        )
+    line = Timeline.of(batch)
+    over_E = (batch.tokens_E.double() - (overlong_tokens - overlong_cache)) / overlong_cache
+    price_N = torch.where(line.last_N, over_E.clamp(0, 1)[line.episode_N], 0.0)
+    rewards_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64, device=price_N.device)
+    if batch.rewards_BT is not None:
+        rewards_BT += batch.rewards_BT
+    rewards_BT[line.row_N, line.column_N] -= price_N
+    return replace(batch, rewards_BT=rewards_BT)
 
 
 @needs("entropy")

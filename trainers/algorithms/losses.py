@@ -8,12 +8,14 @@ optimizer step, so micro-batches add up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.parts import Aggregate, Term, name_of
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
@@ -40,13 +42,37 @@ def clipped_objective(
 
 
 def ppo_clip(
-    output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.2
+    output: PolicyOutput,
+    batch: TokenBatch,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = math.inf,
 ) -> Tensor:
     """PPO: -min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) per token. https://arxiv.org/abs/1707.06347.
 
-    Unequal bounds are DAPO's clip-higher (https://arxiv.org/abs/2503.14476).
+    Unequal bounds are DAPO's clip-higher (https://arxiv.org/abs/2503.14476). With a `dual_clip` the
+    loss for A < 0 is at most -dual_clip·A: a bad token that became likelier has no unbounded
+    gradient (https://arxiv.org/abs/1912.09729). verl's `vanilla` has it at 3; TRL's `delta` bounds
+    ρ for A > 0 too, which is the same as long as delta > 1 + clip_high.
+
+    Raises:
+        ConfigError: `dual_clip` is not above 1, so no token with A < 0 could ever become less
+            likely.
     """
-    return clipped_objective(importance_ratio(output, batch), batch, clip_low, clip_high)
+    ratio_BT = importance_ratio(output, batch)
+    bounded_BT = ratio_BT.clamp(max=_above_one(dual_clip))
+    ratio_BT = torch.where(batch.advantages_BT < 0, bounded_BT, ratio_BT)
+    return clipped_objective(ratio_BT, batch, clip_low, clip_high)
+
+
+def _above_one(dual_clip: float) -> float:
+    if not dual_clip > 1:
+        raise ConfigError(
+            f"dual_clip={dual_clip} must be above 1: at the anchor, where the ratio is 1, nothing"
+            " is cut"
+        )
+    return dual_clip
 
 
 def by_token(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:

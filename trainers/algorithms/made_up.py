@@ -35,17 +35,28 @@ def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{named[0]} changes nothing while {idle[0]} is 0: set {idle[0]} as well"
             )
-    unread = "turn_weights" if found.turn_weights else "kl_reward_coef"
-    if "gdpo" in map(name_of, found.credit) and (found.turn_weights or unread in found.options):
+    unread = ["turn_weights"] if found.turn_weights else []
+    unread += [next(iter(options(step)), name_of(step)) for step in found.before]
+    if "gdpo" in map(name_of, found.credit) and unread:
         raise ConfigError(
-            f"{unread} changes nothing in recipe {found.name}: it reads the parts of a score alone"
+            f"{unread[0]} changes nothing in recipe {found.name}: it reads the parts of a score"
+            " alone"
         )
     batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
     whole = replace(
         found, filter_groups=False, refill=False
     )  # the one group that is made up may be without signal
-    batch = found.correct(whole.advantage(batch))
-    found.loss(output, batch)
+    try:
+        batch = found.correct(whole.advantage(batch))
+        found.loss(output, batch)
+    except ValueError as error:
+        raise ConfigError(f"recipe {found.name}: {error}") from error
+    if batch.advantages_BT[batch.mask_BT].isnan().any():
+        raise ConfigError(
+            f"recipe {found.name} leaves episodes without advantages: its credit"
+            f" ({', '.join(map(name_of, found.credit)) or 'nothing'}) must begin with a part that"
+            " fills them, as grpo does"
+        )
     if batch.weights_BT is not None and not batch.weights_BT.any():
         raise ConfigError(
             f"recipe {found.name} with {settings} gives weight 0 even to what its policy just"

@@ -82,7 +82,7 @@ def needs(*names: Need) -> Callable[[Part], Part]:
 
 def needs_of(part: Callable[..., Any]) -> frozenset[Need]:
     """What a part was marked with."""
-    found: frozenset[Need] = getattr(_function(part), "needs", frozenset())
+    found: frozenset[Need] = getattr(function_of(part), "needs", frozenset())
     return found
 
 
@@ -116,10 +116,11 @@ def with_options(part: Part, settings: Mapping[str, Any]) -> Part:
 
 def name_of(part: Callable[..., Any]) -> str:
     """The name of the function behind a part."""
-    return str(getattr(_function(part), "__name__", type(part).__name__))
+    return str(getattr(function_of(part), "__name__", type(part).__name__))
 
 
-def _function(part: Callable[..., Any]) -> Callable[..., Any]:
+def function_of(part: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a part."""
     while isinstance(part, partial | Lifted):
         part = part.inner if isinstance(part, Lifted) else part.func
     return part

@@ -74,6 +74,8 @@ class Recipe:
         reset_every: rounds after which the reference becomes the present policy and the optimizer
             forgets (ProRL); 0: never.
         critic: of a recipe whose credit reads values; elsewhere nothing reads it.
+        one_step: the paper is strictly on-policy, so a round is one optimizer step and more are
+            refused; no setting.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Recipe:
     entropy_target: float = math.inf
     reset_every: int = 0
     critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
+    one_step: bool = False
 
     def __post_init__(self) -> None:
         if not (_is_number(self.negative_weight) and 0 <= self.negative_weight <= 1):
@@ -161,6 +164,15 @@ class Recipe:
                 "refill=true looks for groups whose rewards differ, and group_size=1 has none: use"
                 " at least 2"
             )
+
+    def refuse_minibatches(self, minibatches: int) -> None:
+        """Raise ConfigError where a round of so many optimizer steps is not what its paper is."""
+        for name, value in (("minibatches", minibatches), ("loss.epochs", self.epochs)):
+            if self.one_step and value > 1:
+                raise ConfigError(
+                    f"{name}={value}: recipe {self.name} is strictly on-policy, one optimizer step"
+                    f" a round: set {name}=1"
+                )
 
     def advantage(self, batch: TokenBatch) -> TokenBatch:
         """The batch with its advantages."""

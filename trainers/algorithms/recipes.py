@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.registry import load_file
 from agentrl.trainers.algorithms.advantages import (
     dr_grpo,
     gdpo,
-    group_advantages_by_length,
     grpo,
     maxrl,
     mgpo,
-    opo,
     pass_at_k,
     reinforce,
     remax,
     rloo,
 )
-from agentrl.trainers.algorithms.corrections import (
-    decay_stale,
-    drop_off_policy_negatives,
-    drop_overlong,
-    drop_stale,
-    masked_is,
-    reject_off_policy,
-    truncated_is,
-)
+from agentrl.trainers.algorithms.catalogue.choice import choose_parts, entry, nearest
+from agentrl.trainers.algorithms.catalogue.places import ADDABLE, PLACES, by_length
 from agentrl.trainers.algorithms.credit import (
-    entropy_shaped,
     gae,
     gigpo,
-    kl_in_reward,
     length_adaptive_gae,
     optimal_baseline,
     reward_to_go,
@@ -54,83 +42,51 @@ from agentrl.trainers.algorithms.losses import (
     ppo_clip,
 )
 from agentrl.trainers.algorithms.made_up import try_on_made_up
-from agentrl.trainers.algorithms.parts import Aggregate, Lifted, Step, Term, options
+from agentrl.trainers.algorithms.parts import options
 from agentrl.trainers.algorithms.recipe import Recipe, over_groups
 from agentrl.trainers.algorithms.regularisers import (
     anchor_kl,
-    entropy_bonus,
     imitate,
     kl_cov,
     kl_penalty,
-    load_balance,
     simko,
 )
 from agentrl.trainers.algorithms.selections import (
     clip_cov,
     select_forks,
     select_kl_cov,
-    train_high_entropy,
 )
 from agentrl.trainers.algorithms.sequence_surrogates import (
     gmpo,
     gspo,
-    gspo_token,
     topr,
     vespo,
 )
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
-    dppo_kl,
-    dppo_topk_kl,
-    dppo_topk_tv,
     dppo_tv,
     importance_weighted,
-    policy_gradient,
-    ppo_dual_clip,
     sapo,
-    topr_token,
 )
 from agentrl.trainers.algorithms.targets import TARGETS
-from agentrl.trainers.config import CriticSettings, validated
+from agentrl.trainers.config import CriticSettings, TrainConfig, validated
+from agentrl.trainers.peers import peer_hint
 
 ARXIV = "https://arxiv.org/abs"
-AGGREGATES: dict[str, Aggregate] = {
-    "token": by_token,
-    "episode": by_episode,
-    "episode_sum": by_episode_sum,
-    "constant": by_constant,
-}
-SURROGATES: dict[str, Term] = {
-    part.__name__: part
-    for part in (
-        policy_gradient,
-        importance_weighted,
-        ppo_clip,
-        ppo_dual_clip,
-        cispo,
-        sapo,
-        topr_token,
-        dppo_tv,
-        dppo_kl,
-        dppo_topk_tv,
-        dppo_topk_kl,
-        gspo,
-        gspo_token,
-        gmpo,
-        topr,
-        vespo,
-    )
-}
-"""Surrogates that any recipe takes on by `surrogate = name`; `simko` needs a selection besides."""
-
-by_length = Lifted(group_advantages_by_length, opo)
 
 _TABLE = (
     # One advantage for all tokens of an episode.
     Recipe("reinforce", f"{ARXIV}/2402.14740", (reinforce,), importance_weighted, by_episode_sum),
     Recipe("rloo", f"{ARXIV}/2402.14740", (over_groups(rloo),), ppo_clip, by_episode_sum),
     Recipe("remax", f"{ARXIV}/2310.10505", (remax,), importance_weighted, by_episode_sum),
-    Recipe("opo", f"{ARXIV}/2505.23585", (by_length,), importance_weighted, by_episode_sum),
+    Recipe(
+        "opo",
+        f"{ARXIV}/2505.23585",
+        (by_length,),
+        importance_weighted,
+        by_episode_sum,
+        one_step=True,
+    ),
     Recipe("grpo", f"{ARXIV}/2402.03300", (over_groups(grpo),), ppo_clip, by_episode),
     Recipe("dr_grpo", f"{ARXIV}/2503.20783", (over_groups(dr_grpo),), ppo_clip, by_constant),
     Recipe(
@@ -225,27 +181,7 @@ _TABLE = (
 )
 RECIPES = {row.name: row for row in _TABLE}
 
-ADDABLE: dict[str, tuple[Step | Term, ...]] = {
-    "before": (kl_in_reward,),
-    "credit": (entropy_shaped,),
-    "regularisers": (kl_penalty, entropy_bonus, imitate, load_balance),
-    "corrections": (
-        truncated_is,
-        masked_is,
-        reject_off_policy,
-        drop_off_policy_negatives,
-        decay_stale,
-        drop_stale,
-        drop_overlong,
-        clip_cov,
-        train_high_entropy,
-    ),
-}
-"""Parts that any recipe takes on when a setting names one of their options, at the end of the place
-they belong to.
-"""
-
-_OWN = (
+OWN = (
     "turn_weights",
     "negative_weight",
     "filter_groups",
@@ -255,12 +191,12 @@ _OWN = (
     "reset_every",
     *TARGETS,
 )
-Row = TypeVar("Row")
+"""Settings of a recipe that belong to none of its parts."""
 
 
 def recipe(name: str, /, **settings: Any) -> Recipe:
     """The named recipe, with options of its parts set: `recipe("grpo", clip_high=0.28,
-    aggregate="token")`.
+    aggregate="token")`, or `recipe("grpo", surrogate={"name": "cispo", "clip_high": 3.0})`.
 
     `path/to/file.py:mine` names a recipe in a file of one's own.
 
@@ -273,11 +209,13 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a
             value is out of range.
     """
-    found = _from_file(name) if ".py:" in name else _named(name, RECIPES, "recipe")
-    for place, table in (("surrogate", SURROGATES), ("aggregate", AGGREGATES)):
-        if place in settings:
-            chosen: dict[str, Any] = {place: _named(settings.pop(place), table, place)}
-            found = replace(found, **chosen)
+    found = _from_file(name) if ".py:" in name else entry(name, RECIPES, "recipe")
+    typed = dict[str, Any]()
+    for place in [place for place in PLACES if place in settings]:
+        found, named = choose_parts(found, place, settings.pop(place))
+        if twice := named.keys() & settings.keys():
+            raise ConfigError(f"{min(twice)} is set twice: in {place} and beside it; keep one")
+        typed |= named
     if "critic" in settings:
         found = replace(found, critic=_critic(found, settings.pop("critic")))
     if settings.get("entropy_target", math.inf) != math.inf and "entropy_coef" not in found.options:
@@ -287,10 +225,10 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         extra = tuple(part for part in parts if settings.keys() & options(part).keys() - there)
         changed: dict[str, Any] = {place: (*getattr(found, place), *extra)}
         found = replace(found, **changed)
-    for key in settings.keys() - found.options.keys() - set(_OWN):
+    for key in settings.keys() - found.options.keys() - set(OWN):
         raise ConfigError(_no_setting(key, found))
     found = found.with_options(settings)
-    try_on_made_up(found, settings)
+    try_on_made_up(found, typed | settings)
     return found
 
 
@@ -325,25 +263,11 @@ def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *_OWN, "surrogate", "aggregate", "critic"))
+    known = dict.fromkeys((*found.options, *addable, *OWN, *PLACES, "critic"))
     others = [row.name for row in RECIPES.values() if key in row.options]
-    hint = (
-        f"it belongs to {', '.join(others)}"
-        if others
-        else f"did you mean {_nearest(key, known)!r}?"
-    )
+    hint = peer_hint(key) or f"did you mean {nearest(key, known)!r}?"
+    if others:
+        hint = f"it belongs to {', '.join(others)}"
+    elif key in TrainConfig.model_fields:
+        hint = f"it stands outside of loss: {key} = …"
     return f"recipe {found.name} has no setting {key!r}: {hint} (known: {', '.join(known)})"
-
-
-def _named(name: str, table: Mapping[str, Row], what: str) -> Row:
-    """The entry of that name."""
-    if isinstance(name, str) and name in table:
-        return table[name]
-    raise ConfigError(
-        f"there is no {what} {name!r}; did you mean {_nearest(name, table)!r}? (known:"
-        f" {', '.join(table)})"
-    )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return get_close_matches(str(name).lower(), known, n=1, cutoff=0.0)[0]

@@ -10,12 +10,14 @@ are in `sequence_surrogates`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.losses import importance_ratio, ppo_clip
-from agentrl.trainers.algorithms.parts import needs
+from agentrl.trainers.algorithms.parts import Term, needs
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
 
@@ -41,31 +43,8 @@ def importance_weighted(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     return -importance_ratio(output, batch) * batch.advantages_BT
 
 
-def ppo_dual_clip(
-    output: PolicyOutput,
-    batch: TokenBatch,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float = 3.0,
-) -> Tensor:
-    """PPO whose loss for A < 0 is at most -dual_clip·A: a bad token that became likelier has no
-    unbounded gradient.
-
-    https://arxiv.org/abs/1912.09729. verl's `vanilla` is this one; TRL's `delta` bounds ρ for A > 0
-    too, which is the same as long as delta > 1 + clip_high.
-
-    Raises:
-        ConfigError: the bound is not above 1, so no token with A < 0 could ever become less likely.
-    """
-    if not dual_clip > 1:
-        raise ConfigError(
-            f"dual_clip={dual_clip} must be above 1: at the anchor, where the ratio is 1, nothing"
-            " is cut"
-        )
-    clipped_BT = ppo_clip(output, batch, clip_low=clip_low, clip_high=clip_high)
-    bounded_BT = torch.minimum(clipped_BT, -dual_clip * batch.advantages_BT)
-    return torch.where(batch.advantages_BT < 0, bounded_BT, clipped_BT)
+ppo_dual_clip: Term = partial(ppo_clip, dual_clip=3.0)
+"""PPO with the dual clip that its paper proposes, https://arxiv.org/abs/1912.09729."""
 
 
 def cispo(

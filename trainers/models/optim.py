@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.config import OptimizerName, OptimizerSettings
+from agentrl.trainers.config import OptimizerSettings
 
 
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter],
     learning_rate: float,
-    name: OptimizerName = "adamw",
     settings: OptimizerSettings | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer over those parameters that train.
@@ -22,10 +21,10 @@ def make_optimizer(
     Args:
         parameters: all of a model's; frozen ones are left out.
         learning_rate: its peak.
-        name: "adamw": torch's, one fused kernel. "adamw8bit": torchao's, whose two moments take a
-            byte per weight each instead of eight bytes together (https://arxiv.org/abs/2110.02861);
-            tensors of fewer than 4096 elements keep theirs in float32.
-        settings: betas and weight decay, where not the usual.
+        settings: which one, its betas and weight decay, where not the usual. "adamw": torch's, one
+            fused kernel. "adamw8bit": torchao's, whose two moments take a byte per weight each
+            instead of eight bytes together (https://arxiv.org/abs/2110.02861); tensors of fewer
+            than 4096 elements keep theirs in float32.
 
     Raises:
         ConfigError: the library of the optimizer is not installed.
@@ -37,13 +36,13 @@ def make_optimizer(
         "betas": settings.betas,
         "weight_decay": settings.weight_decay,
     }
-    if name == "adamw":
+    if settings.name == "adamw":
         return torch.optim.AdamW(trained, **options, fused=True)
     try:
         from torchao.optim import AdamW8bit  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise ConfigError(
-            "optimizer='adamw8bit' needs torchao: pip install 'agentrl[lowbit]'"
+            "optimizer.name='adamw8bit' needs torchao: pip install 'agentrl[lowbit]'"
         ) from None
     made: Any = AdamW8bit(trained, **options)
     return made  # type: ignore[no-any-return]

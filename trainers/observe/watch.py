@@ -88,8 +88,8 @@ class Watch:
     def confirm(self, version: int) -> dict[str, float]:
         """Probe the engine after a load: `parity/probe_gap`, `_moved` and `_followed`.
 
-        Looks are compared with the last one from which the trainer has measurably moved, so that
-        steps too small to be told from rounding add up until they can be.
+        It compares with the last probe since which the trainer has moved by more than rounding:
+        steps that are smaller add up until they can be measured.
 
         Raises:
             ParityError: the engine samples with other weights.

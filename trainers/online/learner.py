@@ -77,7 +77,6 @@ class Learner:
         self.optimizer = make_optimizer(
             self.model.parameters(),
             config.learning_rate,
-            config.compute.optimizer,
             config.optimizer,
         )
         if "router" in self.recipe.needs:

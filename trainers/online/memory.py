@@ -16,7 +16,7 @@ import torch
 from agentrl.engines.histories import HISTORY_MB, MB
 from agentrl.engines.loading import load_config
 from agentrl.trainers.algorithms.recipes import recipe
-from agentrl.trainers.config import Compute, TrainConfig
+from agentrl.trainers.config import Compute, OptimizerName, TrainConfig
 from agentrl.trainers.models.head import default_chunk
 from agentrl.trainers.models.loading import equipped, policy_dtype, reference_dtype
 from agentrl.types import Limits
@@ -78,6 +78,7 @@ def plan(
     work: Work,
     *,
     compute: Compute | None = None,
+    optimizer: OptimizerName = "adamw",
     reference: bool = False,
     critic: PretrainedConfig | None = None,
 ) -> MemoryPlan:
@@ -86,13 +87,14 @@ def plan(
     Args:
         policy: its shape; the precision is that of `compute`.
         work: the largest micro-batch and the most that is sampled at once.
-        compute: precision, adapters, checkpointing and optimizer.
+        compute: precision, adapters and checkpointing.
+        optimizer: of the policy.
         reference: whether a frozen copy of the policy is held.
         critic: shape of a second model, which trains in float32 before the policy does.
     """
     compute = compute or Compute()
     empty = equipped(_empty(policy, policy_dtype(compute)), compute)
-    models, state = {"policy": _bytes(empty)}, (2 if compute.optimizer == "adamw8bit" else 8)
+    models, state = {"policy": _bytes(empty)}, (2 if optimizer == "adamw8bit" else 8)
     resident = {"optimizer": state * sum(weight.numel() for weight in _trained(empty))}
     updates, gradients = [_update(empty, policy, compute, work)], [_gradients(empty)]
     if reference and not compute.lora_rank:
@@ -210,6 +212,7 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
     """
     chosen = recipe(config.recipe, **config.loss)
     chosen.refuse_group_size(config.group_size)
+    chosen.refuse_minibatches(config.minibatches)
     policy = load_config(config.model)
     context = int(policy.get_text_config().max_position_embeddings)
     longest = row_tokens or min(2 * limits.episode_tokens, context)
@@ -222,7 +225,14 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
     )
     critic = load_config(chosen.critic.model or config.model) if "critic" in chosen.needs else None
     held = "reference" in chosen.needs
-    return plan(policy, work, compute=config.compute, reference=held, critic=critic)
+    return plan(
+        policy,
+        work,
+        compute=config.compute,
+        optimizer=config.optimizer.name,
+        reference=held,
+        critic=critic,
+    )
 
 
 def plan_table(found: MemoryPlan) -> Any:

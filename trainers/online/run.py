@@ -86,7 +86,9 @@ class Run:
             self._warn(f"{path} has no checkpoint to resume from: beginning with round 1")
         self.config = config
         # What needs no weights comes first, so that a wrong setting costs no loading.
-        recipe(config.recipe, **config.loss).refuse_group_size(config.group_size)
+        algorithm = recipe(config.recipe, **config.loss)
+        algorithm.refuse_group_size(config.group_size)
+        algorithm.refuse_minibatches(config.minibatches)
         make = factory(config.env, **config.env_settings)
         self._check_splits(make())
         self._held_out = self._held_out_tasks(make())

@@ -54,8 +54,8 @@ def run_training(
         log_to: trackers beside `metrics.jsonl`, names of `trackers.TRACKERS`.
 
     Returns:
-        {"run", "steps", "model", "report", "eval"}: folders, rounds done, and the last held-out
-        evaluation.
+        {"run", "steps", "trained", "model", "report", "eval"}: folders, rounds of the whole run and
+        those that this call trained, and all held-out evaluations.
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.
@@ -90,7 +90,8 @@ def train_with_display(
     last = checkpoint.latest(folder)
     return {
         "run": str(folder),
-        "steps": config.steps,
+        "steps": max(config.steps, run.folder.start),
+        "trained": max(0, config.steps - run.folder.start),
         "model": str(last.model) if last else None,
         "report": str(report) if report else None,
         "eval": [

@@ -11,9 +11,10 @@ import torch
 from recipe_cases import SIGNAL, credited, groups_of, learnt, paid
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.algorithms.catalogue.places import ADDABLE, AGGREGATES
 from agentrl.trainers.algorithms.corrections import LEVELS
 from agentrl.trainers.algorithms.parts import options
-from agentrl.trainers.algorithms.recipes import ADDABLE, AGGREGATES, RECIPES, recipe
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.algorithms.regularisers import KL_ESTIMATORS
 
 CHOICES = {
@@ -31,6 +32,8 @@ ages.
 """
 
 BESIDE = {
+    "overlong_tokens": {"overlong_cache": 4},
+    "overlong_cache": {"overlong_tokens": 7},
     "kl_estimator": {"kl_coef": 0.3},
     "kl_ratio": {"kl_coef": 0.3},
     "imitate_from": {"imitate_coef": 0.3},

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from trainer_cases import Golden
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
 from agentrl.trainers.algorithms.losses import (
@@ -26,6 +26,7 @@ from agentrl.trainers.algorithms.losses import (
     keep,
     ppo_clip,
 )
+from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, gspo_token, vespo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
@@ -36,6 +37,7 @@ from agentrl.trainers.algorithms.surrogates import (
     sapo,
 )
 from agentrl.trainers.batch import PolicyOutput
+from agentrl.trainers.from_trl.translate import translate
 
 ROWS, WIDTH = 6, 9
 SEEDS = pytest.mark.parametrize("seed", range(5))
@@ -100,7 +102,7 @@ def trl(loss_type, level="token", trainer=GRPOTrainer, **changes):
         scored = (logprobs_BT, torch.zeros_like(logprobs_BT), None)
         settings = {"epsilon_low": 0.2, "epsilon_high": 0.28, "delta": None} | changes
         options = {
-            "sapo_temperature_pos": 1.0,
+            "sapo_temperature_pos": settings.pop("sapo_temperature_pos", 1.0),
             "sapo_temperature_neg": 1.05,
             "steps_per_generation": 1,
         }
@@ -184,6 +186,26 @@ def test_trl_says_the_same(name, seed):
 def test_trls_gmpo_says_the_same(seed):
     theirs = trl("grpo", trainer=GMPOTrainer, epsilon_low=0.4, epsilon_high=0.4)
     assert agree(theirs, ours(gmpo, by_episode), *random_batch(seed, "episode", spread=0.6))
+
+
+TRANSLATED = {
+    **{kind: (kind, "token", {}) for kind in ("grpo", "bnpo", "dapo", "dr_grpo", "sapo", "vespo")},
+    **{f"{kind}, sequence": (kind, "sequence", {}) for kind in ("grpo", "dapo", "luspo")},
+    "cispo": ("cispo", "token", {"epsilon_high": 5.0}),
+    "delta": ("dapo", "token", {"delta": 1.5}),
+    "temperatures": ("sapo", "token", {"sapo_temperature_pos": 0.7}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_translated_config_has_trls_loss(name):
+    kind, level, changes = TRANSLATED[name]
+    config = {"epsilon": 0.2, "epsilon_high": 0.28, "loss_type": kind} | changes
+    config |= {"importance_sampling_level": level, "max_completion_length": WIDTH}
+    found = translate(GRPOConfig(output_dir="x", use_cpu=True, bf16=False, **config).to_dict(), "x")
+    row = recipe(found.settings["recipe"], **found.settings["loss"])
+    theirs = trl(kind, level, **changes)
+    assert agree(theirs, ours(row.surrogate, row.aggregate), *random_batch(1, spread=0.6))
 
 
 def test_trls_cispo_bound_is_epsilon_high_itself():

@@ -12,6 +12,7 @@ from test_scoring import multi_turn_batch
 from trainer_cases import tiny_model
 
 from agentrl.errors import ConfigError
+from agentrl.trainers.config import OptimizerSettings
 from agentrl.trainers.models.loading import (
     AdapterOff,
     Compute,
@@ -166,7 +167,7 @@ def test_a_missing_optimizer_library_is_named_with_its_extra(monkeypatch):
     layer = torch.nn.Linear(2, 2)
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(ConfigError, match=r"agentrl\[lowbit\]"):
-        make_optimizer(layer.parameters(), RATE, "adamw8bit")
+        make_optimizer(layer.parameters(), RATE, OptimizerSettings(name="adamw8bit"))
 
 
 @pytest.mark.filterwarnings("ignore")  # torchao's own, on import
@@ -176,7 +177,7 @@ def test_adamw8bit_takes_the_step_of_adamw_with_small_moments():
     layers = [torch.nn.Linear(96, 96) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     for layer, name in zip(layers, ("adamw", "adamw8bit"), strict=True):
-        optimizer = make_optimizer(layer.parameters(), RATE, name)
+        optimizer = make_optimizer(layer.parameters(), RATE, OptimizerSettings(name=name))
         for seed in range(5):
             inputs = torch.randn(8, 96, generator=torch.Generator().manual_seed(seed))
             layer(inputs).square().sum().backward()

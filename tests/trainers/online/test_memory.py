@@ -67,7 +67,7 @@ def test_other_models_add_and_their_precision_counts(whole):
     assert more.resident["critic's optimizer"] == whole.resident["optimizer"]
     assert (more.update, more.gradients) == (whole.update, whole.gradients)  # one after the other
     low = plan(
-        config, WORK, compute=Compute(dtype="bfloat16", optimizer="adamw8bit"), reference=True
+        config, WORK, compute=Compute(dtype="bfloat16"), optimizer="adamw8bit", reference=True
     )
     assert low.models["policy"] == policy
     assert low.models["reference"] == pytest.approx(policy / 2, rel=0.01)

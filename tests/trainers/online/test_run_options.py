@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.records.files import read_metrics
-from agentrl.trainers.algorithms.recipes import _OWN
+from agentrl.trainers.algorithms.recipes import OWN as OF_A_RECIPE
 from agentrl.trainers.config import (
     Compute,
     CriticSettings,
@@ -142,15 +142,15 @@ def test_every_setting_changes_a_run(name, outcome):
 
 
 def test_every_setting_is_tried():
-    assert {*OWN, "kl_target"} == set(_OWN)
+    assert {*OWN, "kl_target"} == set(OF_A_RECIPE)
     assert {*CRITIC, "model"} == set(CriticSettings.model_fields) and set(SCHEDULE) == set(
         Schedule.model_fields
     )
-    assert {*COMPUTE, "device", "micro_tokens", "gradient_checkpointing", "optimizer"} == set(
+    assert {*COMPUTE, "device", "micro_tokens", "gradient_checkpointing"} == set(
         Compute.model_fields
     )
     assert set(HELD_OUT) == set(HeldOut.model_fields)
-    assert set(OPTIMIZER) == set(OptimizerSettings.model_fields)
+    assert {*OPTIMIZER, "name"} == set(OptimizerSettings.model_fields)
     assert {*FIELDS, *ELSEWHERE, "loss", "schedule", "compute", "optimizer"} == set(
         TrainConfig.model_fields
     )

@@ -6,19 +6,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
+from pydantic import BaseModel
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.recipes import RECIPES, recipe
+from agentrl.trainers.algorithms.catalogue.places import PLACES
+from agentrl.trainers.algorithms.parts import options
+from agentrl.trainers.algorithms.recipes import OWN, RECIPES, recipe
 from agentrl.trainers.config import (
     CriticSettings,
     Schedule,
+    TrainConfig,
     check_config,
     read_config,
     validated,
     write_config,
 )
+from agentrl.trainers.peers import TRL, VERL
 
 INF, NAN = math.inf, math.nan
 BASE = {"env": "calc-v0", "model": "m"}
@@ -68,7 +74,7 @@ def test_what_is_no_bound_may_be_infinite(tmp_path):
     ("name", "settings", "sentence"),
     [
         ("grpo", {"name": "x"}, "has no setting 'name'"),
-        ("grpo", {"aggregate": ["token"]}, "there is no aggregate"),
+        ("grpo", {"aggregate": ["token"]}, "aggregate=['token'] must be a name"),
         ("grpo", {"eps": INF}, "eps=inf must be below"),
         ("grpo", {"eps": 10**400}, "eps=1000"),
         ("dr_grpo", {"norm_tokens": 10**400}, "norm_tokens=1000"),
@@ -144,3 +150,99 @@ def test_the_learning_rate_rises_to_its_peak_in_a_straight_line_and_falls_in_one
     assert (
         Schedule(warmup=5).share(1, 2) == 0.4 and Schedule(warmup=1, final=0.5).share(0, 1) == 1.0
     )
+
+
+# --- names of others
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"beta": 0.04}, "TRL's beta is loss.kl_coef here"),
+        ({"epsilon": 0.2}, "TRL's epsilon is loss.clip_low and loss.clip_high here"),
+        ({"num_generations": 8}, "TRL's num_generations is group_size here"),
+        (
+            {"max_completion_length": 99},
+            "TRL's max_completion_length is a limit of the environment",
+        ),
+        ({"num_iterations": 2}, "TRL's num_iterations is loss.epochs here"),
+        ({"scale_rewards": "none"}, "TRL's scale_rewards is the credit"),
+        ({"loss_type": "dapo"}, "TRL's loss_type is recipe and loss.aggregate here"),
+        ({"actor": {"clip_ratio": 0.2}}, "verl's clip_ratio is loss.clip_low and loss.clip_high"),
+        ({"actor_rollout_ref": {"rollout": {"n": 8}}}, "verl's rollout.n is group_size here"),
+        ({"actor": {"kl_loss_coef": 0.1}}, "verl's kl_loss_coef is loss.kl_coef here"),
+        ({"ppo_mini_batch_size": 64}, "verl's ppo_mini_batch_size is minibatches"),
+        ({"data": {"train_batch_size": 64}}, "verl's train_batch_size is tasks_per_step here"),
+        ({"weight_decay": 0.1}, "it stands in a table: optimizer = {weight_decay = …}"),
+        ({"compute": {"optimizer": "adamw8bit"}}, "it is optimizer.name now"),
+        ({"top_p": 0.9}, "top_p is for `agentrl eval`"),
+        ({"stepz": 3}, "did you mean 'steps'?"),
+        ({"chat": {"parser": "hermess"}}, "did you mean 'hermes'?"),
+        ({"compute": {"dtype": "bf16"}}, "did you mean 'bfloat16'?"),
+    ],
+)
+def test_a_name_of_another_trainer_is_answered_with_ours(row, said):
+    with pytest.raises(ConfigError) as caught:
+        check_config(BASE | row, "run.toml")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("beta", "loss.kl_coef"),
+        ("epsilon", "loss.clip_low and loss.clip_high"),
+        ("epsilon_high", "loss.clip_high"),
+        ("num_generations", "group_size"),
+        ("num_iterations", "loss.epochs"),
+        ("clip_ratio", "loss.clip_low and loss.clip_high"),
+        ("kl_loss_coef", "loss.kl_coef"),
+        ("entropy_coeff", "loss.entropy_coef"),
+        ("group_size", "it stands outside of loss"),
+        ("lam", "it belongs to turn_ppo, ppo, ppo_penalty"),
+        ("clip_hihg", "did you mean 'clip_high'?"),
+    ],
+)
+def test_a_name_of_another_trainer_in_the_loss_is_answered_with_ours(name, ours):
+    with pytest.raises(ConfigError) as caught:
+        recipe("grpo", **{name: 0.1})
+    assert ours in str(caught.value) and "kl_budget'" not in str(caught.value)
+
+
+def test_every_answer_names_a_setting_that_exists():
+    """What the table calls ours is a setting of a run, or an option of a part or a recipe."""
+    tables = {
+        f"{name}.{inner}"
+        for name, one in TrainConfig.model_fields.items()
+        if isinstance(one.annotation, type) and issubclass(one.annotation, BaseModel)
+        for inner in one.annotation.model_fields
+    }
+    parts = {option for row in PLACES.values() for part in row.values() for option in options(part)}
+    known = {
+        *TrainConfig.model_fields,
+        *tables,
+        *(f"loss.{name}" for name in (*parts, *OWN, *PLACES)),
+        *(f"loss.critic.{name}" for name in CriticSettings.model_fields),
+    }
+    for ours in {*TRL.values(), *VERL.values()}:
+        if re.match("the option|a limit|the credit|for agentrl|not offered", ours):
+            continue
+        named = re.split(" and | or ", re.sub(r" \(.*| = .*| for .*", "", ours))
+        assert set(named) <= known, ours
+
+
+def test_a_wrong_override_is_not_blamed_on_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('env = "calc-v0"\nmodel = "m"\nsteps = 0\n')
+    for override, said in (
+        ("stepz=3", "--set stepz=3: setting 'stepz' is unknown"),
+        ("compute.micro_tokens=x", "--set compute.micro_tokens=x: compute.micro_tokens='x'"),
+        ("optimizer=adamw", "--set optimizer=adamw: optimizer='adamw' must be a table"),
+    ):
+        file.write_text('env = "calc-v0"\nmodel = "m"\n')
+        with pytest.raises(ConfigError) as caught:
+            read_config(file, ["seed=1", override])
+        assert str(caught.value).startswith(said)
+    file.write_text('env = "calc-v0"\nmodel = "m"\nsteps = 0\n')
+    with pytest.raises(ConfigError, match=r"run\.toml: steps=0"):
+        read_config(file, ["seed=1"])

@@ -321,10 +321,13 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     toml = tmp_path / "c.toml"
     toml.write_text(
         f'env = "{PARITY}"\nmodel = "{model}"\nsteps = 1\ntasks_per_step = 2\ngroup_size = 2\n'
+        'loss = {surrogate = {name = "ppo_clip", dual_clip = 3.0}, credit = ["rloo", "whiten"]}\n'
     )
     first = run_training(toml, tmp_path / "r", overrides=["save_every=1"])
     again = run_training(toml, tmp_path / "r", overrides=["steps=2", "save_every=1"], resume=True)
     assert (first["steps"], again["steps"]) == (1, 2)
+    assert (first["trained"], again["trained"]) == (1, 1)
+    assert read_config(tmp_path / "r/config.toml").loss == read_config(toml).loss
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
     state = json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text())
     assert state == {"step": 2, "source": {"epoch": 0, "drawn": 4}, "coefficients": {}}

@@ -1,0 +1,1 @@
+"""What recipes are made of, by name, and what is told of them."""

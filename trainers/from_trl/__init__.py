@@ -1,0 +1,1 @@
+"""A `trl.GRPOConfig` as settings of ours."""

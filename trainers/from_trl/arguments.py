@@ -1,0 +1,83 @@
+"""What is read of a GRPOConfig, and what is found out about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomli_w
+
+from agentrl.trainers.peers import TRL
+
+
+@dataclass
+class Translation:
+    """What became of a GRPOConfig.
+
+    Attributes:
+        settings: rows of a config file, by name; `env` and `model` are not among them unless told.
+        differs: sentences on settings that mean something else here.
+        unmatched: sentences on settings that have no match.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    differs: list[str] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+
+    def toml(self, source: str) -> str:
+        """A config file, with the sentences as comments at its head."""
+        lines = [f"Translated from {source}, a trl.GRPOConfig."]
+        lines += ["", "Differs in meaning:", *(f"- {one}" for one in self.differs)]
+        lines += ["", "Has no match here:", *(f"- {one}" for one in self.unmatched or ["nothing"])]
+        missing = [name for name in ("env", "model") if name not in self.settings]
+        if missing:
+            lines += ["", f"A GRPOConfig does not say: add a line for {' and for '.join(missing)}."]
+        head = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+        return f"{head}\n{tomli_w.dumps(self.settings)}"
+
+
+class Arguments:
+    """Settings of TRL, which know what was read of them.
+
+    Attributes:
+        defaults: name -> values that are TRL's own: before and after it fills in what is None.
+    """
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        from trl import GRPOConfig
+
+        plain = GRPOConfig(output_dir="trl", use_cpu=True, bf16=False).to_dict()
+        self.defaults = {
+            one.name: (one.default, plain.get(one.name)) for one in dataclasses.fields(GRPOConfig)
+        }
+        unset = dict.fromkeys(("output_dir", "generation_batch_size", "steps_per_generation"))
+        self._plain = plain | unset | {"use_cpu": False, "bf16": True}
+        self._row, self._read = dict(row), set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        """The value, which counts as read."""
+        self._read.add(name)
+        return self._row.get(name, self._plain[name])
+
+    def says(self, name: str) -> bool:
+        """Whether a setting is not at its default."""
+        return name in self._row and self._row[name] not in self.defaults.get(name, ())
+
+    def shown(self, name: str) -> str:
+        """Name and value; the value then counts as read."""
+        return f"{name}={self[name]!r}"
+
+    def rest(self) -> list[str]:
+        """What was not read and is not at its default."""
+        return [
+            f"{name}={value!r}: {self._why(name)}"
+            for name, value in self._row.items()
+            if name not in self._read and self.says(name)
+        ]
+
+    def _why(self, name: str) -> str:
+        if name not in self.defaults:
+            return "no setting of this version of TRL"
+        return f"the nearest here is {TRL[name]}" if name in TRL else "nothing here does that"
