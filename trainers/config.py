@@ -160,6 +160,8 @@ class TrainConfig(BaseModel):
     """Rounds between evaluations on held-out tasks; 0: never."""
     held_out: HeldOut = HeldOut()
     """What an evaluation plays: `{tasks = 256, samples = 4}`."""
+    quiet_rounds: int = Field(5, ge=1)
+    """Rounds in a row without signal and without success after which the run stops."""
     save_every: int = Field(10, ge=1)
     """Rounds between checkpoints."""
     keep_last: int = Field(2, ge=1)

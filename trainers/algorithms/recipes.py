@@ -250,6 +250,7 @@ _OWN = (
     "negative_weight",
     "filter_groups",
     "refill",
+    "spare_rounds",
     "epochs",
     "kl_budget",
     "reset_every",

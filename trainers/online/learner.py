@@ -44,7 +44,6 @@ class Learner:
         reference: a frozen policy, where the recipe reads one.
         critic: where the recipe reads values.
         observer: judges what happens before the first step of a round.
-        has_signal: whether the last batch had an advantage other than 0.
 
     Raises:
         ConfigError: a model cannot be had, or settings contradict each other.
@@ -85,7 +84,6 @@ class Learner:
         self.reference = self._open_reference(found)
         self.critic = self._open_critic(found, source)
         self._was_reset = bool(found and found.reference)
-        self.has_signal = False
         if found:
             found.load_optimizer(self.optimizer)
 
@@ -110,7 +108,6 @@ class Learner:
             batch: the same with its advantages.
             step: the round, from 0.
         """
-        self.has_signal = bool((batch.advantages_BT * batch.mask_BT).any())
         log = UpdateLog(packed, batch, step, self.observer)
         if self.critic is not None and len(batch):
             log.row |= self._fit_critic(self.critic, batch, step)
