@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.chat.settings import ChatSettings
 from agentrl.errors import ConfigError
@@ -74,7 +75,7 @@ class EngineSettings(BaseModel):
 
 
 class Schedule(BaseModel):
-    """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
+    """Learning rate over rounds, as a share of its peak: a straight rise, then a fall."""
 
     model_config = STRICT
 
@@ -82,13 +83,24 @@ class Schedule(BaseModel):
     """Rounds until the peak."""
     final: float = Field(default=1.0, ge=0, le=1)
     """Share of the peak that is left at the last round; 1: no fall."""
+    shape: Literal["linear", "cosine"] = "linear"
+    """Of the fall: a straight line, or half a wave that is flat at both ends."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Schedule:
+        if self.shape == "cosine" and self.final == 1:
+            raise ValueError("shape is that of the fall, and final=1 is none: set final as well")
+        return self
 
     def share(self, step: int, steps: int) -> float:
         """Share of the peak in round `step` (from 0) of `steps`."""
         peak = max(0, self.warmup - 1)
         if step < peak:
             return (step + 1) / self.warmup
-        return 1 - (1 - self.final) * (step - peak) / max(1, steps - 1 - peak)
+        gone = (step - peak) / max(1, steps - 1 - peak)
+        if self.shape == "cosine":
+            gone = (1 - math.cos(math.pi * gone)) / 2
+        return 1 - (1 - self.final) * gone
 
 
 class HeldOut(BaseModel):
@@ -166,6 +178,8 @@ class TrainConfig(BaseModel):
     """Rounds between checkpoints."""
     keep_last: int = Field(2, ge=1)
     """Checkpoints that are kept."""
+    keep_best: bool = False
+    """Keep the model of the best held-out pass@1 as well, in `best/`."""
 
     recipe: str = "grpo"
     """Algorithm, a name of `agentrl.trainers.algorithms.recipes`, or `path/to/file.py:name`."""
@@ -174,7 +188,7 @@ class TrainConfig(BaseModel):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate of AdamW."""
     schedule: Schedule = Schedule()
-    """How the learning rate moves over the rounds: `{warmup = 4, final = 0.1}`."""
+    """How the learning rate moves over rounds: `{warmup = 4, final = 0.1, shape = "cosine"}`."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Betas, weight decay and the norm that gradients are clipped to."""
     minibatches: int = Field(1, ge=1)

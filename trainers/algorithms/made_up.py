@@ -4,14 +4,14 @@ starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.parts import name_of, options
+from agentrl.trainers.algorithms.parts import options
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
@@ -35,16 +35,18 @@ def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{named[0]} changes nothing while {idle[0]} is 0: set {idle[0]} as well"
             )
-    unread = "turn_weights" if found.turn_weights else "kl_reward_coef"
-    if "gdpo" in map(name_of, found.credit) and (found.turn_weights or unread in found.options):
+    unread = {
+        "turn_weights": bool(found.turn_weights),
+        "reward_clip": found.reward_clip < math.inf,
+        "kl_reward_coef": "kl_reward_coef" in found.options,
+    }
+    if "parts" in found.needs and any(unread.values()):
+        first = max(unread, key=unread.__getitem__)
         raise ConfigError(
-            f"{unread} changes nothing in recipe {found.name}: it reads the parts of a score alone"
+            f"{first} changes nothing in recipe {found.name}: it reads the parts of a score alone"
         )
     batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
-    whole = replace(
-        found, filter_groups=False, refill=False
-    )  # the one group that is made up may be without signal
-    batch = found.correct(whole.advantage(batch))
+    batch = found.correct(found.advantage(batch))
     found.loss(output, batch)
     if batch.weights_BT is not None and not batch.weights_BT.any():
         raise ConfigError(
@@ -92,5 +94,7 @@ def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:
         top_ids_BTK=torch.stack((ids_BT, ids_BT + 1), -1),
         top_logprobs_BTK=top_BTK,
         greedy_reward_E=torch.zeros_like(reward_E),
+        passed_E=reward_E > 0,
+        signal_E=torch.ones(2, dtype=torch.bool),
     )
     return batch, PolicyOutput(numbers_BT, -numbers_BT, top_BTK, router_loss=torch.tensor(1.0))

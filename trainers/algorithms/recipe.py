@@ -37,6 +37,10 @@ over_groups = partial(Lifted, group_advantages)
 """Lift a group form (`rewards_G -> advantages_G`) to a credit step."""
 
 
+_POSITIVE = dict.fromkeys(("kl_budget", *TARGETS), " of nats per token") | {"reward_clip": ""}
+"""Fields that must be above 0, and the end of the sentence that says so."""
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -68,6 +72,8 @@ class Recipe:
             colour them.
         spare_rounds: rounds for which a group with signal that found no place is kept; it then is
             so many versions old, and its tokens keep the log-probabilities of their sampler.
+        reward_clip: outcomes are held to [-reward_clip, reward_clip] before anything reads them to
+            train; inf: they are as they are. Metrics show them unclipped.
         epochs: how often a round's episodes are gone through.
         kl_budget: nats per token that the policy may move in one round; what is left of the round
             is then skipped.
@@ -77,6 +83,8 @@ class Recipe:
             follows (`AdaptiveEntropy`), and the regularisers must have it; inf: it stays as it is.
         reset_every: rounds after which the reference becomes the present policy and the optimizer
             forgets (ProRL); 0: never.
+        reference_decay: after every round the reference becomes reference_decay of itself and the
+            rest of the present policy, a moving average; 1: it stays.
         critic: of a recipe whose credit reads values; elsewhere nothing reads it.
     """
 
@@ -93,16 +101,20 @@ class Recipe:
     filter_groups: bool = False
     refill: bool = False
     spare_rounds: int = 1
+    reward_clip: float = math.inf
     epochs: int = 1
     kl_budget: float = math.inf
     kl_target: float = math.inf
     entropy_target: float = math.inf
     reset_every: int = 0
+    reference_decay: float = 1.0
     critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.negative_weight) and 0 <= self.negative_weight <= 1):
-            raise ConfigError(f"negative_weight={self.negative_weight!r} must be from 0 to 1")
+        for name in ("negative_weight", "reference_decay"):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0 <= value <= 1):
+                raise ConfigError(f"{name}={value!r} must be from 0 to 1")
         for name in ("filter_groups", "refill"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
@@ -110,10 +122,15 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
-        for name in ("kl_budget", *TARGETS):
+        for name, unit in _POSITIVE.items():
             value = getattr(self, name)
             if not (_is_number(value) and value > 0):
-                raise ConfigError(f"{name}={value!r} must be a positive number of nats per token")
+                raise ConfigError(f"{name}={value!r} must be a positive number{unit}")
+        if self.reference_decay < 1 and "reference" not in self.needs:
+            raise ConfigError(
+                f"reference_decay={self.reference_decay} changes nothing in recipe {self.name}, of"
+                " which no part reads a reference: set kl_coef as well"
+            )
         self.rules()  # a target that has nothing to move says so here
         weights = self.turn_weights
         if not (
@@ -144,6 +161,7 @@ class Recipe:
             by_turn="turns" in self.needs,
             by_part="parts" in self.needs,
             part_weights=options.get("part_weights", {}),
+            clip=self.reward_clip,
             least=0.0 if "nonnegative" in self.needs else -math.inf,
             fewest=options.get("pass_k", 1) + 1,
             siblings="group" in self.needs,

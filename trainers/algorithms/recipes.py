@@ -54,7 +54,7 @@ from agentrl.trainers.algorithms.losses import (
     ppo_clip,
 )
 from agentrl.trainers.algorithms.made_up import try_on_made_up
-from agentrl.trainers.algorithms.parts import Aggregate, Lifted, Step, Term, options
+from agentrl.trainers.algorithms.parts import Aggregate, Lifted, Step, Term, name_of, options
 from agentrl.trainers.algorithms.recipe import Recipe, over_groups
 from agentrl.trainers.algorithms.regularisers import (
     anchor_kl,
@@ -251,9 +251,11 @@ _OWN = (
     "filter_groups",
     "refill",
     "spare_rounds",
+    "reward_clip",
     "epochs",
     "kl_budget",
     "reset_every",
+    "reference_decay",
     *TARGETS,
 )
 Row = TypeVar("Row")
@@ -281,6 +283,8 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
             found = replace(found, **chosen)
     if "critic" in settings:
         found = replace(found, critic=_critic(found, settings.pop("critic")))
+    if "whiten" in settings:
+        found = _whitened(found, settings.pop("whiten"))
     if settings.get("entropy_target", math.inf) != math.inf and "entropy_coef" not in found.options:
         settings.setdefault("entropy_coef", 0.0)
     for place, parts in ADDABLE.items():
@@ -308,6 +312,14 @@ def _from_file(name: str) -> Recipe:
     return found
 
 
+def _whitened(found: Recipe, wanted: Any) -> Recipe:
+    """The recipe with advantages whitened over the round, or not."""
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"whiten={wanted!r} must be true or false")
+    credit = tuple(step for step in found.credit if name_of(step) != "whiten")
+    return replace(found, credit=(*credit, whiten) if wanted else credit)
+
+
 def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
     """The recipe's settings of its critic, with these in their place."""
     if not isinstance(row, Mapping):
@@ -326,7 +338,9 @@ def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *_OWN, "surrogate", "aggregate", "critic"))
+    known = dict.fromkeys(
+        (*found.options, *addable, *_OWN, "surrogate", "aggregate", "whiten", "critic")
+    )
     others = [row.name for row in RECIPES.values() if key in row.options]
     hint = (
         f"it belongs to {', '.join(others)}"

@@ -159,15 +159,19 @@ def simko(
     )
 
 
-def imitate(
-    output: PolicyOutput, batch: TokenBatch, *, imitate_coef: float = 0.0, imitate_from: float = 1.0
-) -> Tensor:
-    """-imitate_coef·log π on the tokens of episodes whose reward is at least `imitate_from`:
-    fine-tuning on successes.
+def imitate(output: PolicyOutput, batch: TokenBatch, *, imitate_coef: float = 0.0) -> Tensor:
+    """-imitate_coef·log π on the tokens of episodes that passed: fine-tuning on successes.
 
-    VAPO's positive-example loss (https://arxiv.org/abs/2504.05118, coefficient 0.1).
+    VAPO's positive-example loss (https://arxiv.org/abs/2504.05118, coefficient 0.1). Whether an
+    episode passed is the unshaped score against the task's threshold, so a small penalty does not
+    take a success out, nor a bonus let a failure in.
+
+    Raises:
+        ValueError: nobody said which episodes passed (`pack` does).
     """
-    chosen_B1 = (batch.reward_E >= imitate_from)[batch.episode_B, None]
+    if batch.passed_E is None:
+        raise ValueError("imitate: batch.passed_E is None: pack gives it")
+    chosen_B1 = batch.passed_E[batch.episode_B, None]
     return torch.where(chosen_B1, -imitate_coef * output.logprobs_BT, 0.0)
 
 

@@ -25,9 +25,11 @@ from agentrl.runner import pool_for
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
+from agentrl.trainers.models.loading import save_policy
 from agentrl.trainers.models.weights import sampling_copy
 from agentrl.trainers.observe.metrics import held_out_metrics
 from agentrl.trainers.observe.watch import Watch
+from agentrl.trainers.online import best
 from agentrl.trainers.online.folder import RunFolder
 from agentrl.trainers.online.learner import Learner
 from agentrl.trainers.online.rounds import Round, Rounds, pack_round, with_greedy
@@ -132,14 +134,19 @@ class Run:
         return with_greedy(batch, played, self.rollouts, self._greedy, row)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """pass@k on the first held-out tasks, and how many episodes infrastructure failed."""
+        """pass@k on the first held-out tasks, and how many episodes infrastructure failed; the best
+        model is kept where the settings ask for it.
+        """
         settings, tasks = self.config.held_out, self._held_out
         self.listen("phase", (f"evaluation after round {step}", len(tasks) * settings.samples))
         size = settings.samples
         groups = self.rollouts.gather(tasks, step, phase="eval", group_size=size)
         result = summarize((episode for group in groups for episode in group.episodes), settings.ks)
         self.listen("eval", {"step": step, **result})
-        return held_out_metrics(result)
+        metrics = held_out_metrics(result)
+        if self.config.keep_best:
+            best.offer(self.folder.path, step, metrics, self._write_model)
+        return metrics
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record the metrics of a round and show them."""
@@ -203,6 +210,10 @@ class Run:
         self.watch = Watch(model, engine, self.rollouts, prompt_ids, sampling, self.listen)
         self.learner.observer = self.watch
 
+    def _write_model(self, folder: Path) -> None:
+        save_policy(self.learner.model, folder / "model")
+        self.tokenizer.save_pretrained(folder / "model")
+
     def _open_rounds(self) -> Rounds:
         config, found = self.config, self.folder.found
 
@@ -219,6 +230,11 @@ class Run:
 
     def _check_splits(self, env: ToolEnv) -> None:
         config = self.config
+        if config.keep_best and not config.eval_every:
+            raise ConfigError(
+                "keep_best=True chooses by held-out pass@1, and eval_every=0 measures none: set"
+                " eval_every as well"
+            )
         if config.eval_every and env.one_split:
             raise ConfigError(
                 f"eval_every={config.eval_every}: {config.env} has one split, so nothing is held"

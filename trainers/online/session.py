@@ -15,7 +15,7 @@ from agentrl.report.display import EpisodeBar, console, episode_bar
 from agentrl.report.page import write_report
 from agentrl.trainers.config import TrainConfig, read_config
 from agentrl.trainers.observe.trackers import check_trackers
-from agentrl.trainers.online import checkpoint
+from agentrl.trainers.online import best, checkpoint
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.memory import plan_run, plan_table
 from agentrl.trainers.online.run import Listener, Run
@@ -54,8 +54,8 @@ def run_training(
         log_to: trackers beside `metrics.jsonl`, names of `trackers.TRACKERS`.
 
     Returns:
-        {"run", "steps", "model", "report", "eval"}: folders, rounds done, and the last held-out
-        evaluation.
+        {"run", "steps", "model", "best", "report", "eval"}: folders, rounds done, the model that
+        was kept as the best with its round and pass@1, and the held-out evaluations.
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.
@@ -87,11 +87,12 @@ def train_with_display(
         finally:
             if run.folder.history():
                 report = write_report(folder, tokenizer=run.tokenizer)
-    last = checkpoint.latest(folder)
+    last, kept = checkpoint.latest(folder), best.found(folder)
     return {
         "run": str(folder),
         "steps": config.steps,
         "model": str(last.model) if last else None,
+        "best": kept and {"step": kept.step, "pass_at_1": kept.pass_at_1, "model": str(kept.model)},
         "report": str(report) if report else None,
         "eval": [
             {
