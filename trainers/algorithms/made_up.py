@@ -45,6 +45,11 @@ def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{first} changes nothing in recipe {found.name}: it reads the parts of a score alone"
         )
+    if found.reference_decay < 1 and "reference" not in found.needs:
+        raise ConfigError(
+            f"reference_decay changes nothing in recipe {found.name}, which reads no reference: set"
+            " kl_coef as well"
+        )
     batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
     batch = found.correct(found.advantage(batch))
     found.loss(output, batch)

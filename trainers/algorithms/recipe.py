@@ -126,11 +126,6 @@ class Recipe:
             value = getattr(self, name)
             if not (_is_number(value) and value > 0):
                 raise ConfigError(f"{name}={value!r} must be a positive number{unit}")
-        if self.reference_decay < 1 and "reference" not in self.needs:
-            raise ConfigError(
-                f"reference_decay={self.reference_decay} changes nothing in recipe {self.name}, of"
-                " which no part reads a reference: set kl_coef as well"
-            )
         self.rules()  # a target that has nothing to move says so here
         weights = self.turn_weights
         if not (
