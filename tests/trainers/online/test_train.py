@@ -17,8 +17,8 @@ import torch
 from helpers import loop_threads, wait_for
 from run_cases import PARITY, run, settings, timeless
 
-from agentrl.errors import ConfigError
-from agentrl.records.files import read_episodes
+from agentrl.errors import ConfigError, UserError
+from agentrl.records.files import read_episodes, read_metrics
 from agentrl.trainers.algorithms.recipes import RECIPES
 from agentrl.trainers.algorithms.surrogates import dppo_topk_kl
 from agentrl.trainers.config import read_config
@@ -261,6 +261,26 @@ def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
     assert len(timeless(tmp_path / "a")) == 5
 
 
+def test_quiet_rounds_are_a_setting_and_a_resumed_run_counts_on(model, tmp_path):
+    always = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Hopeless"
+    plain = {"env": always, "eval_every": 0, "quiet_rounds": 3, "minibatches": 1}
+    run(settings(model, **plain, steps=2), tmp_path / "a")
+    assert json.loads((tmp_path / "a/checkpoints/step_2/state.json").read_text())["quiet"] == 2
+    with pytest.raises(TrainingError, match="quiet_rounds=3 rounds in a row gave no signal"):
+        run(settings(model, **plain, steps=9), tmp_path / "a", resume=True)
+    assert len(timeless(tmp_path / "a")) == 3, "one more, not three"
+
+
+def test_a_negative_reward_stops_maxrl_at_its_first_episode(model, tmp_path):
+    """Where all rewards are equal its formula would never meet them."""
+    below = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Below"
+    with pytest.raises(UserError, match=r"gave a reward of -0.5.*at least 0 \(maxrl\)"):
+        run(settings(model, env=below, recipe="maxrl"), tmp_path / "a")
+    (first, *_) = read_episodes(tmp_path / "a/episodes.jsonl")
+    assert first.phase == "eval", "told before anything is trained"
+    assert not read_metrics(tmp_path / "a/metrics.jsonl")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -323,6 +343,7 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     assert (first["steps"], again["steps"]) == (1, 2)
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
     state = json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text())
+    assert state.pop("quiet") in (0, 1, 2)
     assert state == {"step": 2, "source": {"epoch": 0, "drawn": 4}, "coefficients": {}}
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
