@@ -90,7 +90,8 @@ class UpdateLog:
         """Note one micro-batch: what the policy said of it, and the metrics of its loss."""
         self._parts.append(metrics)
         self._tokens.append(trained_tokens(output, micro))
-        self._fresh.append(trained_tokens(output, fresh(micro)))
+        if not self.steps:
+            self._fresh.append(trained_tokens(output, fresh(micro)))
 
     def mini(self, mini: TokenBatch, grad_norm: float) -> dict[str, float]:
         """Note one minibatch after its backward pass; the first one is judged before any update.

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,7 @@ from agentrl.trainers.config import (
 )
 
 INF, NAN = math.inf, math.nan
+TRAINING = Path(__file__).parents[3] / "docs/training.md"
 BASE = {"env": "calc-v0", "model": "m"}
 
 
@@ -133,6 +136,27 @@ def test_refill_needs_groups_in_which_rewards_can_differ(name):
     with pytest.raises(ConfigError, match="group_size=1"):
         recipe(name, refill=True).refuse_group_size(1)
     recipe(name, refill=True).refuse_group_size(8)
+
+
+def chance_of_stopping(solved, quiet_rounds, rounds):
+    """That so many rounds in a row are quiet somewhere within a run, by its Markov chain."""
+    quiet, in_a_row, stopped = math.exp(-solved), [1.0] + [0.0] * (quiet_rounds - 1), 0.0
+    for _ in range(rounds):
+        stopped += quiet * in_a_row[-1]
+        in_a_row = [(1 - quiet) * sum(in_a_row), *(quiet * share for share in in_a_row[:-1])]
+    return stopped
+
+
+def test_the_docs_say_how_likely_a_run_stops_by_chance():
+    rows = re.findall(r"^\| ([\d.]+) \| (.+ %) \|$", TRAINING.read_text(), re.M)
+    assert [solved for solved, _ in rows] == ["0.26", "0.5", "1", "2"]
+    for solved, cells in rows:
+        said = [float(cell.strip(" %")) / 100 for cell in cells.split("|")]
+        found = [
+            chance_of_stopping(float(solved), *run)
+            for run in ((5, 50), (5, 100), (10, 50), (20, 100))
+        ]
+        assert said == pytest.approx(found, abs=0.005)
 
 
 def test_a_cosine_is_flat_at_both_ends_and_ends_where_the_line_does():
