@@ -274,22 +274,7 @@ def token_rewards(
         ValueError: a term has not one reward per sampled turn; one more is accepted, since a limit
             may end the last turn before its first token.
     """
-    owned = [
-        segment.kind is SegmentKind.SAMPLED and index >= branch.shared
-        for branch in episode.trajectories
-        for index, segment in enumerate(branch.segments)
-    ]
-    for name, rewards in episode.score.turns.items():
-        if episode.trajectories and not sum(owned) <= len(rewards) <= sum(owned) + 1:
-            raise ValueError(
-                f"process reward {name!r} has {len(rewards)} turns, but {sum(owned)} were sampled"
-            )
-    scale = dict.fromkeys(episode.score.turns, 1.0) if weights is None else weights
-    terms = [
-        [scale.get(name, 0.0) * reward for reward in rewards]
-        for name, rewards in episode.score.turns.items()
-    ]
-    totals, owns = (math.fsum(turn) for turn in zip(*terms, strict=False)), iter(owned)
+    totals, owns = iter(turn_rewards(episode, weights)), iter(_owned(episode))
     rows = []
     for branch in episode.trajectories:
         row: list[float] = []
@@ -299,6 +284,34 @@ def token_rewards(
                 row[-1] = next(totals, 0.0)
         rows.append(tuple(row))
     return tuple(rows)
+
+
+def turn_rewards(episode: Episode, weights: Mapping[str, float] | None = None) -> tuple[float, ...]:
+    """The process rewards of an episode, summed over their names: one for each sampled turn.
+
+    Args and errors are those of `token_rewards`.
+    """
+    sampled = sum(_owned(episode))
+    for name, rewards in episode.score.turns.items():
+        if episode.trajectories and not sampled <= len(rewards) <= sampled + 1:
+            raise ValueError(
+                f"process reward {name!r} has {len(rewards)} turns, but {sampled} were sampled"
+            )
+    scale = dict.fromkeys(episode.score.turns, 1.0) if weights is None else weights
+    terms = [
+        [scale.get(name, 0.0) * reward for reward in rewards[:sampled]]
+        for name, rewards in episode.score.turns.items()
+    ]
+    return tuple(math.fsum(turn) for turn in zip(*terms, strict=False))
+
+
+def _owned(episode: Episode) -> list[bool]:
+    """Of every segment of every branch, whether it is a sampled turn that the branch owns."""
+    return [
+        segment.kind is SegmentKind.SAMPLED and index >= branch.shared
+        for branch in episode.trajectories
+        for index, segment in enumerate(branch.segments)
+    ]
 
 
 @dataclass(frozen=True)
@@ -329,8 +342,3 @@ class Group:
     def rewards_G(self) -> tuple[float | None, ...]:
         """Rewards of the G episodes; None for those that infrastructure failed."""
         return tuple(episode.reward for episode in self.episodes)
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether two scored episodes differ in reward."""
-        return len({reward for reward in self.rewards_G if reward is not None}) > 1

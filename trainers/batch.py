@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, UserError
+from agentrl.trainers.rewards import OUTCOMES, Rewards
 from agentrl.trainers.rows import padded_rows
 from agentrl.trajectory import Episode, Group, Trajectory, token_rewards
 from agentrl.types import Ending
@@ -63,7 +64,7 @@ class TokenBatch:
         version_BT: int32 policy version that sampled the token; -1 elsewhere.
         episode_B: int64, row -> index of its episode.
         group_E: int64, episode -> index of its group in what was packed.
-        reward_E: float64 rewards.
+        reward_E: float64 outcomes, as they train.
         truncated_E: bool, whether a limit ended the episode.
         tokens_E: int64, trained tokens of the episode over all its rows; 0 for an episode that is
             not in the optimizer step.
@@ -93,6 +94,8 @@ class TokenBatch:
             `PolicyOutput.top_logprobs_BTK` is about the same tokens.
         greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where
             infrastructure failed it.
+        passed_E: bool, whether the episode passed, whatever shaping did to its reward.
+        signal_E: bool, whether the episode's group has signal (`Rewards.has_signal`).
 
     The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
@@ -127,6 +130,8 @@ class TokenBatch:
     top_ids_BTK: Tensor | None = None
     top_logprobs_BTK: Tensor | None = None
     greedy_reward_E: Tensor | None = None
+    passed_E: Tensor | None = None
+    signal_E: Tensor | None = None
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
@@ -249,9 +254,9 @@ class TokenBatch:
             too. Not for losses
         with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
         """
-        signal_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
-        signal_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
-        return self.rows(signal_E[self.episode_B])
+        pushed_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
+        pushed_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
+        return self.rows(pushed_E[self.episode_B])
 
 
 def in_parts(
@@ -269,28 +274,11 @@ def in_parts(
     return tuple(whole)
 
 
-def groups_with_signal(batch: TokenBatch) -> TokenBatch:
-    """The batch without the episodes of groups whose advantages are all zero; denominators count
-    what stays.
-
-    DAPO's filter (https://arxiv.org/abs/2503.14476) without its refill. Unlike `informative`, it
-    changes the loss: terms that ignore the advantage see fewer tokens, and means are over fewer.
-    """
-    signal_E = torch.zeros_like(batch.tokens_E, dtype=torch.bool)
-    signal_E[batch.episode_B[((batch.advantages_BT != 0) & batch.mask_BT).any(1)]] = True
-    stays_E = torch.isin(batch.group_E, batch.group_E[signal_E])
-    tokens_E = torch.where(stays_E, batch.tokens_E, 0)
-    part = batch.rows(stays_E[batch.episode_B])
-    return replace(
-        part, tokens_E=tokens_E, n_tokens=int(tokens_E.sum()), n_episodes=int((tokens_E > 0).sum())
-    )
-
-
 def pack(
     groups: Sequence[Group],
     pad_id: int,
     *,
-    turn_weights: Mapping[str, float] | None = None,
+    rewards: Rewards = OUTCOMES,
     version: int | None = None,
 ) -> TokenBatch:
     """One row per branch that trains, cut after its last trained token; failed episodes are only
@@ -300,8 +288,7 @@ def pack(
     its group. Without a single trained token the batch has no rows and `n_tokens` is 0.
 
     Args:
-        turn_weights: of named process rewards (`Score.turns`), which only count where they are
-            named here.
+        rewards: which of them train, and by which signal is decided.
         version: of the policy that the update will start from.
 
     Raises:
@@ -318,20 +305,20 @@ def pack(
     branches: list[tuple[int, Trajectory, Sequence[float]]] = []
     for index, (_, episode) in enumerate(scored):
         _refuse_messages(episode)
-        earned = token_rewards(episode, turn_weights or {})
+        earned = token_rewards(episode, rewards.turn_weights)
         owned = zip(episode.trajectories, earned, strict=True)
         branches += [(index, branch, reward) for branch, reward in owned if branch.trained]
-    rows = [branch for _, branch, _ in branches]
+    rows, signal = [branch for _, branch, _ in branches], [*map(rewards.has_signal, groups)]
     tokens_E = torch.zeros(len(scored), dtype=torch.int64)
     episode_B = torch.tensor([index for index, _, _ in branches], dtype=torch.int64)
     tokens_E.index_add_(
         0, episode_B, torch.tensor([branch.trained for branch in rows], dtype=torch.int64)
     )
     return TokenBatch(
-        **padded_rows(rows, [rewards for _, _, rewards in branches], pad_id),
+        **padded_rows(rows, [earned for _, _, earned in branches], pad_id),
         episode_B=episode_B,
         group_E=torch.tensor([group_index for group_index, _ in scored], dtype=torch.int64),
-        reward_E=torch.tensor([episode.reward for _, episode in scored], dtype=torch.float64),
+        reward_E=torch.tensor([rewards.outcome(one) for _, one in scored], dtype=torch.float64),
         truncated_E=torch.tensor([episode.truncated for _, episode in scored], dtype=torch.bool),
         tokens_E=tokens_E,
         n_tokens=int(tokens_E.sum()),
@@ -339,6 +326,8 @@ def pack(
         n_failed=sum(len(group.episodes) for group in groups) - len(scored),
         version=version,
         parts_E=_parts([episode for _, episode in scored]),
+        passed_E=torch.tensor([bool(one.passed) for _, one in scored], dtype=torch.bool),
+        signal_E=torch.tensor([signal[index] for index, _ in scored], dtype=torch.bool),
     )
 
 

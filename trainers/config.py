@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.chat.settings import ChatSettings, one_of_these
 from agentrl.errors import ConfigError
@@ -75,7 +76,7 @@ class EngineSettings(BaseModel):
 
 
 class Schedule(BaseModel):
-    """Learning rate over rounds, as a share of its peak: a straight rise, then a straight fall."""
+    """Learning rate over rounds, as a share of its peak: a straight rise, then a fall."""
 
     model_config = STRICT
 
@@ -83,13 +84,24 @@ class Schedule(BaseModel):
     """Rounds until the peak."""
     final: float = Field(default=1.0, ge=0, le=1)
     """Share of the peak that is left at the last round; 1: no fall."""
+    shape: Literal["linear", "cosine"] = "linear"
+    """Of the fall: a straight line, or half a wave that is flat at both ends."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Schedule:
+        if self.shape == "cosine" and self.final == 1:
+            raise ValueError("shape is that of the fall, and final=1 is none: set final as well")
+        return self
 
     def share(self, step: int, steps: int) -> float:
         """Share of the peak in round `step` (from 0) of `steps`."""
         peak = max(0, self.warmup - 1)
         if step < peak:
             return (step + 1) / self.warmup
-        return 1 - (1 - self.final) * (step - peak) / max(1, steps - 1 - peak)
+        gone = (step - peak) / max(1, steps - 1 - peak)
+        if self.shape == "cosine":
+            gone = (1 - math.cos(math.pi * gone)) / 2
+        return 1 - (1 - self.final) * gone
 
 
 class HeldOut(BaseModel):
@@ -161,10 +173,14 @@ class TrainConfig(BaseModel):
     """Rounds between evaluations on held-out tasks; 0: never."""
     held_out: HeldOut = HeldOut()
     """What an evaluation plays: `{tasks = 256, samples = 4}`."""
+    quiet_rounds: int = Field(5, ge=1)
+    """Rounds in a row without signal and without success after which the run stops."""
     save_every: int = Field(10, ge=1)
     """Rounds between checkpoints."""
     keep_last: int = Field(2, ge=1)
     """Checkpoints that are kept."""
+    keep_best: bool = False
+    """Keep the model of the best held-out pass@1 as well, in `best/`."""
 
     recipe: str = "grpo"
     """Algorithm, a name of `agentrl.trainers.algorithms.recipes`, or `path/to/file.py:name`."""
@@ -173,7 +189,7 @@ class TrainConfig(BaseModel):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate of AdamW."""
     schedule: Schedule = Schedule()
-    """How the learning rate moves over the rounds: `{warmup = 4, final = 0.1}`."""
+    """How the learning rate moves over rounds: `{warmup = 4, final = 0.1, shape = "cosine"}`."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Which, its betas and weight decay, and the norm that gradients are clipped to."""
     minibatches: int = Field(1, ge=1)

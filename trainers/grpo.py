@@ -116,7 +116,7 @@ def with_advantages(group: Group) -> list[list[Rows]]:
     scored = [episode for episode in group.episodes if episode.reward is not None]
     rewards_G = torch.tensor([episode.reward for episode in scored], dtype=torch.float64)
     advantages_G = torch.zeros_like(rewards_G)
-    if group.has_signal:  # equal rewards do not say which episode was better
+    if len(rewards_G.unique()) > 1:  # equal rewards do not say which episode was better
         advantages_G = (rewards_G - rewards_G.mean()) / (rewards_G.std(correction=1) + 1e-6)
     return [rows_of(*pair) for pair in zip(scored, advantages_G.float(), strict=True)]
 

@@ -42,12 +42,29 @@ PANELS = (
     ),
     Panel(
         "Groups without signal",
-        "share of groups whose rewards are all equal",
+        "share of groups whose rewards that train are all equal",
         (
             ("no signal", "groups/no_signal"),
             ("all solved", "groups/all_pass"),
             ("all failed", "groups/all_fail"),
         ),
+        y_range=(0.0, 1.0),
+    ),
+    Panel(
+        "Rewards before and after",
+        "share of episodes with an outcome of 0 or 1, of all that were played and of what trains",
+        (
+            ("0, played", "reward/sampled_0"),
+            ("1, played", "reward/sampled_1"),
+            ("0, trained", "reward/trained_0"),
+            ("1, trained", "reward/trained_1"),
+        ),
+        y_range=(0.0, 1.0),
+    ),
+    Panel(
+        "Episodes thrown away",
+        "share of those played, where groups without signal are left out",
+        (("thrown away", "refill/thrown_share"),),
         y_range=(0.0, 1.0),
     ),
     Panel("Gradient norm", "before clipping", (("norm", "policy/grad_norm"),)),

@@ -109,8 +109,6 @@ def test_passed_compares_with_the_threshold_of_the_task():
 
 def test_a_group_is_one_task_from_one_start_with_keys_of_their_own():
     assert make_group(1.0, None, 0.0).rewards_G == (1.0, None, 0.0)
-    assert make_group(1.0, None, 0.0).has_signal
-    assert not make_group(1.0, None, 1.0).has_signal
     with pytest.raises(ValueError, match="at least one"):
         Group(())
     with pytest.raises(ValueError, match="one task"):

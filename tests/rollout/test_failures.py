@@ -102,7 +102,7 @@ def test_a_failure_has_a_name_and_no_number(env, policy, end, why):
     seen = []
     with rollouts(env, policy, retries=2, group_size=2, on_episode=seen.append) as playing:
         (group,) = playing.gather(tasks_of(1), 0)
-    assert group.rewards_G == (None, None) and not group.has_signal
+    assert group.rewards_G == (None, None)
     for episode in group.episodes:
         assert episode.end is end and episode.end.ending is Ending.FAILED and episode.passed is None
         assert why in episode.failure and episode.key.attempt == 2

@@ -236,12 +236,11 @@ def penalty(token: Token, a: float, sampled: bool = True) -> Tensor:
     return r * a - (r - 1 - log_r if sampled else -log_r)
 
 
-def vapo(episodes: Episodes, floor: bool = True, all_tokens: bool = True) -> Result:
+def vapo(episodes: Episodes, floor: bool = True) -> Result:
     a: Advantages = []
     for episode in episodes:
         lam = 1 - 1 / (ALPHA * len(episode.tokens))
         a += adv.gae([episode], 1.0, max(0.0, lam) if floor else lam)
     policy = token_mean(each(episodes, a, lambda t, x: clipped(ratio(t), x, 0.2, 0.28)))
     right = [t.new for e in episodes if (e.reward or 0.0) >= 1 for t in e.tokens]
-    everything = sum(len(e.tokens) for e in episodes)
-    return a, -policy - 0.1 * total(right) / (everything if all_tokens else len(right))
+    return a, -policy - 0.1 * total(right) / max(len(right), 1)

@@ -239,10 +239,6 @@ DIFFERS: dict[str, Difference] = {
     "vapo": Difference(
         changed.vapo,
         {
-            "The imitation of right answers is divided by all tokens of the step; the paper"
-            " divides by theirs, which is ten times as strong where one in ten passes.": {
-                "all_tokens": False
-            },
             "λ is not below 0 where an answer has fewer than 1/α tokens.": {"floor": False},
         },
     ),

@@ -196,7 +196,7 @@ def credited(
     row: Recipe, groups: Sequence[Group], change: Change = lambda batch: batch
 ) -> TokenBatch:
     """A round up to its advantages."""
-    batch = pack(groups, PAD, turn_weights=row.turn_weights, version=VERSION)
+    batch = pack(groups, PAD, rewards=row.rewards, version=VERSION)
     return row.advantage(change(filled(batch, groups, row.needs)))
 
 
@@ -306,6 +306,7 @@ def paid_late(batch: TokenBatch) -> TokenBatch:
     token.
     """
     longer = with_columns(batch, batch.mask_BT.shape[1], 1)
+    longer = replace(longer, attention_BT=torch.ones_like(longer.attention_BT))  # up to that token
     rows, columns = torch.arange(len(longer)), torch.arange(longer.mask_BT.shape[1])
     last_B = torch.where(longer.mask_BT, columns, -1).amax(1)
     rewards_BT = longer.rewards_BT.clone()

@@ -199,6 +199,7 @@ def check_the_kl_gradient(row: Recipe) -> None:
         version=0,
         parts_E={"a": batch.reward_E},
         state_BT=batch.ids_BT,
+        signal_E=torch.ones_like(batch.truncated_E),
     )
     needs = frozenset(row.needs) - {"greedy", "reference"}
     batch = replace(

@@ -54,6 +54,18 @@ class Hopeless(Parity):
     verifier = never
 
 
+async def below_nothing(submission):
+    """-0.5 whatever was said."""
+    return Score(-0.5, {}, "less than nothing")
+
+
+class Below(Parity):
+    """A task that always costs something."""
+
+    id = "below-v0"
+    verifier = below_nothing
+
+
 async def breaks_on_sevenths(submission):
     """`even_length`, but it breaks where the last answer's length is a multiple of 7."""
     if len(submission.answer) % 7 == 0:

@@ -76,6 +76,7 @@ def rloo(rewards_G: Tensor) -> Tensor:
     return (rewards_G - rewards_G.mean()) * (size / (size - 1))
 
 
+@needs("nonnegative")
 @_over_scored
 def maxrl(rewards_G: Tensor) -> Tensor:
     """(R - mean) / mean, for rewards from 0 up. MaxRL, https://arxiv.org/abs/2602.02710.
@@ -208,9 +209,9 @@ def remax(batch: TokenBatch) -> TokenBatch:
     """R minus the reward of the task's greedy episode: unbiased, for groups of any size, one
     included. ReMax.
 
-    https://arxiv.org/abs/2310.10505. Groups of equal rewards keep their signal, since it is not
-    from their siblings. Where the greedy episode failed there is nothing to compare with, and the
-    advantages are 0.
+    https://arxiv.org/abs/2310.10505. Both rewards are outcome plus process rewards. A group of
+    equal rewards has advantages as any other, since they do not come from siblings. Where the
+    greedy episode failed there is nothing to compare with, and the advantages are 0.
 
     Raises:
         ValueError: the batch has no greedy rewards (`with_greedy_rewards` puts them in).
@@ -236,7 +237,7 @@ def with_greedy_rewards(batch: TokenBatch, rewards: Sequence[float | None]) -> T
     return replace(batch, greedy_reward_E=known.to(batch.group_E.device)[batch.group_E])
 
 
-@needs("group")
+@needs("group", "parts")
 def gdpo(
     batch: TokenBatch, *, part_weights: Mapping[str, float] = MappingProxyType({})
 ) -> TokenBatch:

@@ -29,6 +29,7 @@ from agentrl.trainers.batch import TokenBatch
 # --- one value per token ---
 
 
+@needs("turns")
 def reward_to_go(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     """The discounted rewards from each trained token on. With `whiten` after it: REINFORCE++.
 
@@ -46,8 +47,9 @@ def whiten(batch: TokenBatch, *, eps: float = 1e-8) -> TokenBatch:
     are equal.
 
     Long episodes weigh more in the mean. Own rewards are in mean and deviation, so it biases what
-    was unbiased; groups without signal get an advantage other than 0. (OpenRLHF divides by the
-    deviation of ddof=0, verl by √(var + eps).)
+    was unbiased. A group without signal gets an advantage other than 0 from the others' mean, which
+    says nothing about its actions (`filter_groups` leaves it out beforehand). (OpenRLHF divides by
+    the deviation of ddof=0, verl by √(var + eps).)
     """
     values_N = batch.advantages_BT[batch.mask_BT].double()
     if len(values_N) == 0 or bool((values_N == values_N[0]).all()):
@@ -60,7 +62,7 @@ def whiten(batch: TokenBatch, *, eps: float = 1e-8) -> TokenBatch:
     )
 
 
-@needs("critic")
+@needs("critic", "turns")
 def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> TokenBatch:
     """Σ_k (gamma·lam)^k · (r + gamma·V' - V) from each trained token on: generalised advantage
     estimation. https://arxiv.org/abs/1506.02438.
@@ -81,7 +83,7 @@ def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> TokenBat
     return _estimated(line, advantages_N, advantages_N + values_N)
 
 
-@needs("critic")
+@needs("critic", "turns")
 def length_adaptive_gae(
     batch: TokenBatch, *, gamma: float = 1.0, length_alpha: float = 0.05, value_lam: float = 1.0
 ) -> TokenBatch:
@@ -121,7 +123,7 @@ def generalised_advantages(
     return discounted(errors_S, gamma * lam * going_S)
 
 
-@needs("group")
+@needs("group", "turns")
 def optimal_baseline(batch: TokenBatch) -> TokenBatch:
     """Reward-to-go minus the baseline of least variance at that token, over the *other* episodes of
     the group.
@@ -166,7 +168,7 @@ def optimal_baseline(batch: TokenBatch) -> TokenBatch:
 # --- one value per turn ---
 
 
-@needs("critic")
+@needs("critic", "turns")
 def turn_gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> TokenBatch:
     """GAE whose steps are turns: V is read at a turn's first token, before which the policy had
     said nothing of it.
@@ -181,7 +183,7 @@ def turn_gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> Tok
     return _estimated(line, advantages_K[line.turn_N], (advantages_K + values_K)[line.turn_N])
 
 
-@needs("group")
+@needs("group", "turns")
 def turn_level(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     """Each turn's discounted return, normalised over the turns of the same index in its group (as
     `grpo` does).
@@ -198,7 +200,7 @@ def turn_level(batch: TokenBatch, *, gamma: float = 1.0) -> TokenBatch:
     )
 
 
-@needs("group")
+@needs("group", "turns")
 def gigpo(batch: TokenBatch, *, gamma: float = 0.95, step_weight: float = 1.0) -> TokenBatch:
     """Episode advantage + step_weight · step advantage: turns are compared where they met the same
     state. GiGPO.

@@ -115,8 +115,8 @@ def by_constant(per_token_BT: Tensor, batch: TokenBatch, *, norm_tokens: int = 4
     `max_completion_length=norm_tokens`; both count rows.
 
     Args:
-        norm_tokens: the most tokens that an episode may sample, say; it scales the loss and nothing
-            else.
+        norm_tokens: the most tokens that an episode may sample, say. It scales the gradient, so it
+            also decides where `optimizer.max_grad_norm` bites.
     """
     return by_episode_sum(per_token_BT, batch) / norm_tokens
 

@@ -4,8 +4,8 @@ starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,18 +36,21 @@ def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
                 f"{named[0]} changes nothing while {idle[0]} is 0: set {idle[0]} as well"
             )
     unread = ["turn_weights"] if found.turn_weights else []
+    unread += ["reward_clip"] if found.reward_clip < math.inf else []
     unread += [next(iter(options(step)), name_of(step)) for step in found.before]
-    if "gdpo" in map(name_of, found.credit) and unread:
+    if "parts" in found.needs and unread:
         raise ConfigError(
             f"{unread[0]} changes nothing in recipe {found.name}: it reads the parts of a score"
             " alone"
         )
+    if found.reference_decay < 1 and "reference" not in found.needs:
+        raise ConfigError(
+            f"reference_decay changes nothing in recipe {found.name}, which reads no reference: set"
+            " kl_coef as well"
+        )
     batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
-    whole = replace(
-        found, filter_groups=False, refill=False
-    )  # the one group that is made up may be without signal
     try:
-        batch = found.correct(whole.advantage(batch))
+        batch = found.correct(found.advantage(batch))
         found.loss(output, batch)
     except ValueError as error:
         raise ConfigError(f"recipe {found.name}: {error}") from error
@@ -103,5 +106,7 @@ def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:
         top_ids_BTK=torch.stack((ids_BT, ids_BT + 1), -1),
         top_logprobs_BTK=top_BTK,
         greedy_reward_E=torch.zeros_like(reward_E),
+        passed_E=reward_E > 0,
+        signal_E=torch.ones(2, dtype=torch.bool),
     )
     return batch, PolicyOutput(numbers_BT, -numbers_BT, top_BTK, router_loss=torch.tensor(1.0))

@@ -32,6 +32,9 @@ Part = TypeVar("Part", bound=Callable[..., Any])
 
 Need = Literal[
     "group",
+    "turns",
+    "parts",
+    "nonnegative",
     "reference",
     "proximal",
     "critic",
@@ -42,10 +45,11 @@ Need = Literal[
     "anchor_top",
     "router",
 ]
-"""What a part reads: episodes of one task beside each other; log-probabilities of a frozen
-reference; log-probabilities and entropy of the policy that the update starts from; a critic's
-values; a greedy episode per task; the policy's entropy as a value or with gradient;
-log-probabilities of its likeliest tokens; the anchor's likeliest tokens under both
+"""What a part reads: episodes of one task beside each other; when process rewards came, and not
+only their sum; the named terms of the score in place of its value; rewards of at least 0;
+log-probabilities of a frozen reference; log-probabilities and entropy of the policy that the update
+starts from; a critic's values; a greedy episode per task; the policy's entropy as a value or with
+gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens under both
 (`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens."""
 
 LARGEST = 2**63
@@ -71,10 +75,10 @@ class Lifted:
 
 
 def needs(*names: Need) -> Callable[[Part], Part]:
-    """Mark what a part reads beside tokens and outcomes."""
+    """Mark what a part reads beside tokens and outcomes; marks add up."""
 
     def mark(part: Part) -> Part:
-        part.needs = frozenset(names)  # type: ignore[attr-defined]
+        part.needs = needs_of(part) | frozenset(names)  # type: ignore[attr-defined]
         return part
 
     return mark

@@ -13,6 +13,7 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.advantages import group_advantages
+from agentrl.trainers.algorithms.filtering import filtered
 from agentrl.trainers.algorithms.losses import PolicyLoss
 from agentrl.trainers.algorithms.parts import (
     Aggregate,
@@ -25,14 +26,19 @@ from agentrl.trainers.algorithms.parts import (
     with_options,
 )
 from agentrl.trainers.algorithms.targets import TARGETS, Rule, rules_of
-from agentrl.trainers.batch import TokenBatch, groups_with_signal
+from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import CriticSettings
+from agentrl.trainers.rewards import Rewards
 
 LISTS = ("before", "credit", "regularisers", "corrections")
 """Fields of a recipe that hold any number of parts."""
 
 over_groups = partial(Lifted, group_advantages)
 """Lift a group form (`rewards_G -> advantages_G`) to a credit step."""
+
+
+_POSITIVE = dict.fromkeys(("kl_budget", *TARGETS), " of nats per token") | {"reward_clip": ""}
+"""Fields that must be above 0, and the end of the sentence that says so."""
 
 
 def _is_number(value: object) -> bool:
@@ -59,11 +65,15 @@ class Recipe:
             has it. Less makes large learning rates safe, at a price: the baseline no longer
             cancels, so the estimator is biased towards repeating what worked (at 0 it is
             fine-tuning on the better half of every group).
-        filter_groups: groups without signal do not train at all, see `groups_with_signal`; metrics
-            still count them.
+        filter_groups: groups without signal (`rewards`) do not train at all, see `filtered`;
+            metrics still count them.
         refill: groups without signal are replaced by groups of further tasks (DAPO's dynamic
             sampling); metrics of rollouts are of the round's own tasks alone, so choosing does not
             colour them.
+        spare_rounds: rounds for which a group with signal that found no place is kept; it then is
+            so many versions old, and its tokens keep the log-probabilities of their sampler.
+        reward_clip: outcomes are held to [-reward_clip, reward_clip] before anything reads them to
+            train; inf: they are as they are. Metrics show them unclipped.
         epochs: how often a round's episodes are gone through.
         kl_budget: nats per token that the policy may move in one round; what is left of the round
             is then skipped.
@@ -73,6 +83,8 @@ class Recipe:
             follows (`AdaptiveEntropy`), and the regularisers must have it; inf: it stays as it is.
         reset_every: rounds after which the reference becomes the present policy and the optimizer
             forgets (ProRL); 0: never.
+        reference_decay: after every round the reference becomes reference_decay of itself and the
+            rest of the present policy, a moving average; 1: it stays.
         critic: of a recipe whose credit reads values; elsewhere nothing reads it.
         one_step: the paper is strictly on-policy, so a round is one optimizer step and more are
             refused; no setting.
@@ -90,28 +102,33 @@ class Recipe:
     negative_weight: float = 1.0
     filter_groups: bool = False
     refill: bool = False
+    spare_rounds: int = 1
+    reward_clip: float = math.inf
     epochs: int = 1
     kl_budget: float = math.inf
     kl_target: float = math.inf
     entropy_target: float = math.inf
     reset_every: int = 0
+    reference_decay: float = 1.0
     critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
     one_step: bool = False
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.negative_weight) and 0 <= self.negative_weight <= 1):
-            raise ConfigError(f"negative_weight={self.negative_weight!r} must be from 0 to 1")
+        for name in ("negative_weight", "reference_decay"):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0 <= value <= 1):
+                raise ConfigError(f"{name}={value!r} must be from 0 to 1")
         for name in ("filter_groups", "refill"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
-        for name, least in (("epochs", 1), ("reset_every", 0)):
+        for name, least in (("epochs", 1), ("reset_every", 0), ("spare_rounds", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
-        for name in ("kl_budget", *TARGETS):
+        for name, unit in _POSITIVE.items():
             value = getattr(self, name)
             if not (_is_number(value) and value > 0):
-                raise ConfigError(f"{name}={value!r} must be a positive number of nats per token")
+                raise ConfigError(f"{name}={value!r} must be a positive number{unit}")
         self.rules()  # a target that has nothing to move says so here
         weights = self.turn_weights
         if not (
@@ -132,6 +149,26 @@ class Recipe:
     def needs(self) -> frozenset[Need]:
         """What a run must compute for the parts."""
         return frozenset(chain.from_iterable(needs_of(part) for part in self._parts()))
+
+    @cached_property
+    def rewards(self) -> Rewards:
+        """Which rewards train, and by which signal is decided."""
+        options = self.options
+        return Rewards(
+            turn_weights=self.turn_weights,
+            by_turn="turns" in self.needs,
+            by_part="parts" in self.needs,
+            part_weights=options.get("part_weights", {}),
+            clip=self.reward_clip,
+            least=0.0 if "nonnegative" in self.needs else -math.inf,
+            fewest=options.get("pass_k", 1) + 1,
+            siblings="group" in self.needs,
+        )
+
+    @property
+    def filters(self) -> bool:
+        """Whether groups without signal are left out."""
+        return self.filter_groups or self.refill
 
     @property
     def options(self) -> dict[str, Any]:
@@ -176,10 +213,7 @@ class Recipe:
 
     def advantage(self, batch: TokenBatch) -> TokenBatch:
         """The batch with its advantages."""
-        for step in (*self.before, *self.credit):
-            batch = step(batch)
-        if self.filter_groups or self.refill:
-            batch = groups_with_signal(batch)
+        batch = filtered(batch, self._credited) if self.filters else self._credited(batch)
         weighed_BT = batch.advantages_BT * self.negative_weight
         return replace(
             batch,
@@ -204,6 +238,11 @@ class Recipe:
             elif one.name in settings:
                 changed[one.name] = settings[one.name]
         return replace(self, **changed)
+
+    def _credited(self, batch: TokenBatch) -> TokenBatch:
+        for step in (*self.before, *self.credit):
+            batch = step(batch)
+        return batch
 
     def _parts(self) -> tuple[Callable[..., Any], ...]:
         return (

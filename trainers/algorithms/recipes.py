@@ -42,7 +42,7 @@ from agentrl.trainers.algorithms.losses import (
     ppo_clip,
 )
 from agentrl.trainers.algorithms.made_up import try_on_made_up
-from agentrl.trainers.algorithms.parts import options
+from agentrl.trainers.algorithms.parts import name_of, options
 from agentrl.trainers.algorithms.recipe import Recipe, over_groups
 from agentrl.trainers.algorithms.regularisers import (
     anchor_kl,
@@ -186,9 +186,12 @@ OWN = (
     "negative_weight",
     "filter_groups",
     "refill",
+    "spare_rounds",
+    "reward_clip",
     "epochs",
     "kl_budget",
     "reset_every",
+    "reference_decay",
     *TARGETS,
 )
 """Settings of a recipe that belong to none of its parts."""
@@ -218,6 +221,8 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         typed |= named
     if "critic" in settings:
         found = replace(found, critic=_critic(found, settings.pop("critic")))
+    if "whiten" in settings:
+        found = _whitened(found, settings.pop("whiten"))
     if settings.get("entropy_target", math.inf) != math.inf and "entropy_coef" not in found.options:
         settings.setdefault("entropy_coef", 0.0)
     for place, parts in ADDABLE.items():
@@ -245,6 +250,14 @@ def _from_file(name: str) -> Recipe:
     return found
 
 
+def _whitened(found: Recipe, wanted: Any) -> Recipe:
+    """The recipe with advantages whitened over the round, or not."""
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"whiten={wanted!r} must be true or false")
+    credit = tuple(step for step in found.credit if name_of(step) != "whiten")
+    return replace(found, credit=(*credit, whiten) if wanted else credit)
+
+
 def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
     """The recipe's settings of its critic, with these in their place."""
     if not isinstance(row, Mapping):
@@ -263,7 +276,7 @@ def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *OWN, *PLACES, "critic"))
+    known = dict.fromkeys((*found.options, *addable, *OWN, *PLACES, "whiten", "critic"))
     others = [row.name for row in RECIPES.values() if key in row.options]
     hint = peer_hint(key) or f"did you mean {nearest(key, known)!r}?"
     if others:

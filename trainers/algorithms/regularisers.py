@@ -159,21 +159,24 @@ def simko(
     )
 
 
-def imitate(
-    output: PolicyOutput, batch: TokenBatch, *, imitate_coef: float = 0.0, imitate_from: float = 1.0
-) -> Tensor:
-    """-imitate_coef·(N/M)·log π on the M tokens, of the step's N, of episodes whose reward is at
-    least `imitate_from`: fine-tuning on successes.
+def imitate(output: PolicyOutput, batch: TokenBatch, *, imitate_coef: float = 0.0) -> Tensor:
+    """-imitate_coef·(N/M)·log π on the M tokens, of the step's N, of episodes that passed:
+    fine-tuning on successes.
 
     VAPO's positive-example loss (https://arxiv.org/abs/2504.05118, coefficient 0.1), whose divisor
     is M: aggregated `by_token`, where N is the divisor, that is the paper's mean over the tokens of
-    correct episodes, however few they are.
+    correct episodes, however few they are. Whether an episode passed is the unshaped score against
+    the task's threshold, so a small penalty does not take a success out, nor a bonus let a failure
+    in.
+
+    Raises:
+        ValueError: nobody said which episodes passed (`pack` does).
     """
-    chosen_E = batch.reward_E >= imitate_from
-    share = (batch.tokens_E * chosen_E).sum().clamp(min=1).double() / batch.n_tokens
-    return torch.where(
-        chosen_E[batch.episode_B, None], -imitate_coef / share * output.logprobs_BT, 0.0
-    )
+    if batch.passed_E is None:
+        raise ValueError("imitate: batch.passed_E is None: pack gives it")
+    share = (batch.tokens_E * batch.passed_E).sum().clamp(min=1).double() / batch.n_tokens
+    chosen_B1 = batch.passed_E[batch.episode_B, None]
+    return torch.where(chosen_B1, -imitate_coef / share * output.logprobs_BT, 0.0)
 
 
 @needs("entropy_gradient")

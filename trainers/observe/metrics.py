@@ -13,31 +13,38 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from agentrl.evaluation.outcomes import error_kind, tool_counts
+from agentrl.trainers.rewards import OUTCOMES, Rewards
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, EndReason
 
 Quiet = Literal["infrastructure", "too_few", "all_pass", "truncated", "all_fail", "equal_partial"]
-"""Why a group gives no signal, the first that holds: no episode was scored; only one was; all
+"""Why a group gives no signal, the first that holds: no episode was scored; too few were; all
 passed; a limit cut all short and none passed; all failed with a reward of 0 or less; else all
 have an equal part of the reward."""
+
+BINS = ("below_0", "0", "part", "1", "above_1")
+"""Where an outcome lies: below 0, at it, between 0 and 1, at 1, above."""
 
 QUIET: tuple[Quiet, ...] = get_args(Quiet)
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dict[str, float]:
     """Reward, length, tools, endings and group statistics of one round.
 
     Means over episodes leave out what infrastructure failed; `episodes/failed_infra` counts that.
+
+    Args:
+        rewards: which of them train, and by which signal is decided.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if episode.end.ending is not Ending.FAILED]
     metrics = {
         "episodes/total": float(len(episodes)),
         "episodes/failed_infra": float(len(episodes) - len(scored)),
-        **group_metrics(groups),
+        **group_metrics(groups, rewards),
     }
     if not episodes:
         return metrics
@@ -66,23 +73,62 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def refill_metrics(
-    groups: Sequence[Group], refilled: Sequence[Group], spare: Sequence[Group]
-) -> dict[str, float]:
-    """What dynamic sampling did: groups that took a place, episodes it played, places that stayed
-    empty.
+class Refill(NamedTuple):
+    """What dynamic sampling made of one round.
+
+    Attributes:
+        groups: of the round's own tasks.
+        carried: of earlier rounds, that took places.
+        refilled: of later draws, that took places.
+        spare: of later draws, that found none.
+        expired: of earlier rounds, that were given up.
     """
-    if not refilled and not spare:
-        return {}
-    signal = sum(group.has_signal for group in (*groups, *refilled))
-    return {
-        "refill/groups": float(len(refilled)),
-        "refill/episodes": float(sum(len(group.episodes) for group in (*refilled, *spare))),
-        "refill/empty": float(max(0, len(groups) - signal)),
-    }
+
+    groups: Sequence[Group]
+    carried: Sequence[Group]
+    refilled: Sequence[Group]
+    spare: Sequence[Group]
+    expired: Sequence[Group]
+
+    def metrics(self, rewards: Rewards = OUTCOMES) -> dict[str, float]:
+        """Groups that took a place and whence, episodes that were played for it, places that stayed
+        empty, the share thrown away, and where outcomes lie before and after.
+        """
+        quiet = [group for group in self.groups if not rewards.has_signal(group)]
+        idle = [group for group in self.spare if not rewards.has_signal(group)]
+        own = [group for group in self.groups if rewards.has_signal(group)]
+        replacing = (*self.carried, *self.refilled)
+        sampled = (*self.groups, *self.refilled, *self.spare)
+        thrown = (*quiet, *idle, *self.expired)
+        return {
+            "refill/groups": float(len(self.refilled)),
+            "refill/carried": float(len(self.carried)),
+            "refill/episodes": float(_episodes((*self.refilled, *self.spare))),
+            "refill/empty": float(len(quiet) - len(replacing)),
+            "refill/thrown_share": _episodes(thrown) / max(1, _episodes(sampled)),
+            **reward_histogram("sampled", sampled),
+            **reward_histogram("trained", (*own, *replacing)),
+        }
 
 
-def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def reward_histogram(what: str, groups: Sequence[Group]) -> dict[str, float]:
+    """`reward/<what>_<bin>`: share of scored episodes whose outcome lies in each of the `BINS`."""
+    found = [reward for group in groups for reward in _rewards_of(group)]
+    bins = Counter(_bin(reward) for reward in found)
+    return {f"reward/{what}_{name}": bins[name] / len(found) for name in BINS if found}
+
+
+def _bin(reward: float) -> str:
+    if reward in (0.0, 1.0):
+        return str(int(reward))
+    return "below_0" if reward < 0 else "part" if reward < 1 else "above_1"
+
+
+def _episodes(groups: Sequence[Group]) -> int:
+    return sum(len(group.episodes) for group in groups)
+
+
+def group_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dict[str, float]:
     """Shares of groups that can teach nothing, and why; the spread of rewards and the mean reward
     of those that can.
     """
@@ -91,7 +137,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         [episode.passed for episode in group.episodes if episode.passed is not None]
         for group in groups
     ]
-    why = Counter(quiet_reason(group) for group in groups)
+    why = Counter(quiet_reason(group, rewards) for group in groups)
     metrics = {
         "groups/total": float(len(groups)),
         "groups/no_signal": (len(groups) - why[None]) / total,
@@ -99,21 +145,22 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "groups/all_fail": sum(bool(group) and not any(group) for group in passes) / total,
         **{f"groups/quiet_{reason}": why[reason] / total for reason in QUIET},
     }
-    if spreads := [pstdev(rewards) for group in groups if len(rewards := _rewards_of(group)) > 1]:
+    if spreads := [pstdev(found) for group in groups if len(found := _rewards_of(group)) > 1]:
         metrics["groups/reward_std_mean"] = fmean(spreads)
-    if kept := [reward for group in groups if group.has_signal for reward in _rewards_of(group)]:
-        metrics["reward/kept_mean"] = fmean(kept)
+    kept = [group for group in groups if rewards.has_signal(group)]
+    if earned := [reward for group in kept for reward in _rewards_of(group)]:
+        metrics["reward/kept_mean"] = fmean(earned)
     return metrics
 
 
-def quiet_reason(group: Group) -> Quiet | None:
-    """Why no two scored episodes of the group differ in reward; None where two do."""
-    if group.has_signal:
+def quiet_reason(group: Group, rewards: Rewards = OUTCOMES) -> Quiet | None:
+    """Why the group has no signal; None where it has."""
+    if rewards.has_signal(group):
         return None
     scored = [episode for episode in group.episodes if episode.reward is not None]
     if not scored:
         return "infrastructure"
-    if len(scored) == 1:
+    if len(scored) < rewards.fewest:
         return "too_few"
     passed = sum(bool(episode.passed) for episode in scored)
     if passed == len(scored):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from agentrl.trainers.algorithms.losses import add_metrics
@@ -55,6 +56,15 @@ class Unwatched:
         return ratios
 
 
+def fresh(batch: TokenBatch) -> TokenBatch:
+    """The batch without the tokens of earlier versions: on those, sampler and trainer differ by
+    what was learnt since, so they say nothing about whether both agree.
+    """
+    if batch.version is None:
+        return batch
+    return replace(batch, mask_BT=batch.mask_BT & (batch.version_BT >= batch.version))
+
+
 class UpdateLog:
     """The metrics of one round's updates.
 
@@ -73,12 +83,15 @@ class UpdateLog:
         self.steps: list[dict[str, float]] = []
         self._trained: list[TokenBatch] = []
         self._tokens: list[Tokens] = []
+        self._fresh: list[Tokens] = []
         self._parts: list[dict[str, float]] = []
 
     def micro(self, output: PolicyOutput, micro: TokenBatch, metrics: dict[str, float]) -> None:
         """Note one micro-batch: what the policy said of it, and the metrics of its loss."""
         self._parts.append(metrics)
         self._tokens.append(trained_tokens(output, micro))
+        if not self.steps:
+            self._fresh.append(trained_tokens(output, fresh(micro)))
 
     def mini(self, mini: TokenBatch, grad_norm: float) -> dict[str, float]:
         """Note one minibatch after its backward pass; the first one is judged before any update.
@@ -86,7 +99,7 @@ class UpdateLog:
         Raises:
             ParityError: sampler and trainer disagree.
         """
-        gap = {} if self.steps else self._observer.agree(gap_metrics(self._tokens), mini)
+        gap = {} if self.steps else self._observer.agree(gap_metrics(self._fresh), fresh(mini))
         self.steps.append(add_metrics(self._parts) | {"grad_norm": grad_norm, "updates": 0.0} | gap)
         self._parts = []
         return self.steps[-1]

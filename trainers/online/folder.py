@@ -1,6 +1,7 @@
 """The run folder: who it belongs to, what is recorded in it, and where a run goes on.
 
-`config.toml`, `metrics.jsonl`, `episodes.jsonl`, `samples/`, `checkpoints/step_N/`, `report.html`.
+`config.toml`, `metrics.jsonl`, `episodes.jsonl`, `samples/`, `checkpoints/step_N/`, `best/step_N/`,
+`report.html`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentrl.records.files import EpisodeWriter, MetricsWriter, read_metrics, se
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig, check_resumed, write_config
 from agentrl.trainers.observe.trackers import Tracker, open_trackers
-from agentrl.trainers.online import checkpoint
+from agentrl.trainers.online import best, checkpoint
 from agentrl.trajectory import Episode
 
 
@@ -62,6 +63,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for name in ("metrics", "episodes", "samples/top", "samples/random"):
             set_aside(self.path / f"{name}.jsonl", self._is_redone)
+        best.drop_after(self.path, self.start)
         self._episodes = self._parts.enter_context(EpisodeWriter(self.path / "episodes.jsonl"))
         self._metrics = self._parts.enter_context(MetricsWriter(self.path / "metrics.jsonl"))
         write_config(self._config, self.path / "config.toml")
@@ -92,6 +94,7 @@ class RunFolder:
         """Write the checkpoint from which round `step` begins, and drop old ones."""
         checkpoint.save(self.path, step, write)
         checkpoint.prune(self.path, self._config.keep_last)
+        best.settle(self.path)
 
     def keep(self, batch: TokenBatch, step: int) -> Path:
         """Put a batch aside for people to look at."""

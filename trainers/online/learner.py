@@ -44,7 +44,6 @@ class Learner:
         reference: a frozen policy, where the recipe reads one.
         critic: where the recipe reads values.
         observer: judges what happens before the first step of a round.
-        has_signal: whether the last batch had an advantage other than 0.
 
     Raises:
         ConfigError: a model cannot be had, or settings contradict each other.
@@ -83,8 +82,7 @@ class Learner:
             own_router_loss(self.model)  # refuses a model without routers
         self.reference = self._open_reference(found)
         self.critic = self._open_critic(found, source)
-        self._was_reset = bool(found and found.reference)
-        self.has_signal = False
+        self._reference_moved = bool(found and found.reference)
         if found:
             found.load_optimizer(self.optimizer)
 
@@ -109,7 +107,6 @@ class Learner:
             batch: the same with its advantages.
             step: the round, from 0.
         """
-        self.has_signal = bool((batch.advantages_BT * batch.mask_BT).any())
         log = UpdateLog(packed, batch, step, self.observer)
         if self.critic is not None and len(batch):
             log.row |= self._fit_critic(self.critic, batch, step)
@@ -117,7 +114,7 @@ class Learner:
                 return log.row
         update(self, batch, step, log)
         metrics = log.metrics(partial(adapt, self, batch, log.steps))
-        self._reset_if_due(step + 1)
+        self._move_reference(step + 1)
         return metrics
 
     def weights(self) -> Weights:
@@ -131,9 +128,9 @@ class Learner:
             what else is needed to go on, as JSON values.
         """
         save_policy(self.model, folder / "model")
-        if self.reference is not None and self._was_reset:
-            reset: Any = self.reference
-            reset.save_pretrained(folder / "reference")
+        if self.reference is not None and self._reference_moved:
+            moved: Any = self.reference
+            moved.save_pretrained(folder / "reference")
         if self.critic is not None:
             self.critic.save(folder / "critic")
         state = {"optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state()}
@@ -151,29 +148,41 @@ class Learner:
             kept = self.keep(batch, step + 1)
             raise TrainingError(f"round {step + 1}: {error}; the batch is in {kept}") from error
 
-    def _reset_if_due(self, rounds: int) -> None:
-        """ProRL: the present policy becomes the reference, and the optimizer forgets."""
-        every = self.recipe.reset_every
+    def _move_reference(self, rounds: int) -> None:
+        """A moving average of the policy; or ProRL's reset: the present policy becomes the
+        reference, and the optimizer forgets.
+        """
+        every, share = self.recipe.reset_every, 1 - self.recipe.reference_decay
+        if share and self.reference is not None:
+            with torch.no_grad():
+                pairs = zip(self.reference.parameters(), self.model.parameters(), strict=True)
+                for kept, now in pairs:
+                    kept.lerp_(now, share)
+            self._reference_moved = True
         if every and rounds % every == 0:
             self.optimizer.state.clear()
             if self.reference is not None:
                 self.reference = copy.deepcopy(self.model).requires_grad_(False).eval()
-                self._was_reset = True
+                self._reference_moved = True
 
     def _open_reference(self, found: Checkpoint | None) -> torch.nn.Module | None:
-        """The policy that the run started from, or the one it was last reset to."""
-        if "reference" not in self.recipe.needs:
+        """The policy that the run started from, or what moved since."""
+        row = self.recipe
+        if "reference" not in row.needs:
             return None
-        if self.recipe.reset_every and self.config.compute.lora_rank:
+        moves = {"reset_every": row.reset_every, "reference_decay": row.reference_decay < 1}
+        if any(moves.values()) and self.config.compute.lora_rank:
+            name = max(moves, key=lambda one: bool(moves[one]))
             raise ConfigError(
-                "reset_every needs a reference of its own, and with lora_rank > 0 it is the policy"
-                f" itself: set loss.reset_every=0 for recipe {self.recipe.name}, or"
-                " compute.lora_rank=0"
+                f"{name} needs a reference of its own, and with lora_rank > 0 it is the policy"
+                f" itself: set loss.{name}={0 if name == 'reset_every' else 1} for recipe"
+                f" {row.name}, or compute.lora_rank=0"
             )
-        if found and found.reference:  # it was a copy of the policy, and computes as that did
-            policy = load_policy(found.reference, self.config.compute)
-            reset: torch.nn.Module = policy.to(self.model.device).requires_grad_(False).eval()
-            return reset
+        moved = found.reference if found else None
+        if moved or row.reference_decay < 1:  # as the policy computes: bfloat16 is too coarse
+            policy = load_policy(moved or self.config.model, self.config.compute)
+            own: torch.nn.Module = policy.to(self.model.device).requires_grad_(False).eval()
+            return own
         return reference_of(self.model, self.config.compute, self.config.model)
 
     def _open_critic(self, found: Checkpoint | None, policy: str | Path) -> Critic | None:

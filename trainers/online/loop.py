@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from agentrl.errors import TrainingError
 from agentrl.trainers.observe.clock import Clock
-from agentrl.trainers.observe.metrics import refill_metrics, rollout_metrics
+from agentrl.trainers.observe.metrics import rollout_metrics
 from agentrl.trainers.online.run import Run
 from agentrl.trajectory import Group
-
-MAX_QUIET_ROUNDS = 5
-"""Rounds without signal and without success after which training is stopped."""
 
 
 def train(run: Run) -> None:
@@ -22,7 +19,7 @@ def train(run: Run) -> None:
             learn from.
         UserError: the environment or a task is wrong for every episode alike.
     """
-    config, start, quiet = run.config, run.folder.start, 0
+    config, start, rewards = run.config, run.folder.start, run.learner.recipe.rewards
     if start == 0 and config.eval_every:
         run.log(0, run.evaluate(0))
     for step in range(start, config.steps):
@@ -34,9 +31,9 @@ def train(run: Run) -> None:
         clock.lap("update")
         run.rollouts.sync(run.learner.weights(), step + 1)
         metrics = {
-            **rollout_metrics(played.groups),
+            **rollout_metrics(played.groups, rewards),
             **run.watch.noticed(played.groups, step),
-            **refill_metrics(played.groups, played.refilled, played.spare),
+            **(played.refill.metrics(rewards) if run.learner.recipe.filters else {}),
             **learnt,
             **run.watch.confirm(step + 1),
         }
@@ -44,10 +41,12 @@ def train(run: Run) -> None:
             metrics |= run.evaluate(step + 1)
         clock.lap("eval")
         run.log(step + 1, metrics | clock.metrics(played.played, batch.n_tokens))
-        hopeless = not run.learner.has_signal and not any_solved(played.groups)
-        quiet = quiet + 1 if hopeless else 0
-        if quiet >= MAX_QUIET_ROUNDS:
-            raise TrainingError(f"{quiet} rounds in a row gave no signal: {why(played.groups)}")
+        hopeless = not rewards.any_signal(played.trained) and not any_solved(played.groups)
+        run.quiet = run.quiet + 1 if hopeless else 0
+        if run.quiet >= config.quiet_rounds:
+            raise TrainingError(
+                f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.groups)}"
+            )
         if is_due(step + 1, config.save_every, config.steps):
             run.save(step + 1)
 

@@ -1,21 +1,26 @@
-"""One round of play: tasks from a source, groups from a sampler."""
+"""Rounds of play: tasks from a source, groups from a sampler, and groups kept for later rounds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from agentrl.curriculum.source import TaskSource
 from agentrl.policies.base import Policy
+from agentrl.records.files import EpisodeWriter, iter_episodes
+from agentrl.records.taskfile import read_tasks, write_tasks
 from agentrl.rollout.rollouts import Sampler
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trajectory import Group
-from agentrl.types import Task
+from agentrl.trainers.observe.metrics import Refill
+from agentrl.trajectory import Episode, Group
+from agentrl.types import Ending, Task
 
 MAX_DRAWS = 4
-"""How many draws of tasks dynamic sampling may play to fill one round."""
+"""How many draws of tasks dynamic sampling may play to fill one round, the first one included."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,10 @@ class Round:
         step: number of the round, from 0.
         groups: of the tasks that were drawn first.
         refilled: groups of later draws that take the places of groups without signal.
-        spare: groups of later draws that no place was left for.
-        tasks: id -> task, with its hidden part.
+        spare: groups of later draws that no place was left for; those with signal are kept.
+        tasks: id -> task of every group that trains, with its hidden part.
+        carried: groups of earlier rounds that were kept, and take places in this one.
+        expired: groups of earlier rounds that were kept, and are too old by now.
     """
 
     step: int
@@ -35,67 +42,156 @@ class Round:
     refilled: Sequence[Group]
     spare: Sequence[Group]
     tasks: dict[str, Task]
+    carried: Sequence[Group] = ()
+    expired: Sequence[Group] = ()
 
     @property
     def played(self) -> tuple[Group, ...]:
-        """All groups, those that do not train included."""
+        """All groups that were played in this round, those that do not train included."""
         return (*self.groups, *self.refilled, *self.spare)
 
+    @property
+    def trained(self) -> tuple[Group, ...]:
+        """The round's own groups, with signal or without, and those that take places."""
+        return (*self.groups, *self.carried, *self.refilled)
 
-def play_round(
-    source: TaskSource,
-    sampler: Sampler,
-    size: int,
-    step: int,
-    draws: int = 1,
-    tell: Callable[[int], None] = lambda draw: None,
-) -> Round:
-    """Play one round and let the source see it.
+    @property
+    def refill(self) -> Refill:
+        """What dynamic sampling made of the round."""
+        return Refill(self.groups, self.carried, self.refilled, self.spare, self.expired)
+
+
+class Rounds:
+    """Plays the rounds of a run.
+
+    With `recipe.refill`, groups without signal are replaced
+    (https://arxiv.org/abs/2503.14476, "dynamic sampling"): first by groups that were kept from
+    earlier rounds, then by those of further draws, and a place that is empty after `MAX_DRAWS`
+    draws stays so. A further draw has as many tasks as are needed for the missing groups if tasks
+    go on to give signal as they did in this round, and never more than a round. Groups with signal
+    that find no place are kept for `recipe.spare_rounds` rounds.
 
     Args:
-        size: tasks per draw.
-        step: number of the round.
-        draws: with more than 1, groups without signal are replaced by groups of further tasks,
-            from at most so many draws (https://arxiv.org/abs/2503.14476, "dynamic sampling");
-            places that then are empty stay so.
-        tell: called before each draw with its number.
-
-    Raises:
-        ConfigError: the source has fewer tasks than a round.
+        source: hands out tasks, and sees every group once.
+        sampler: plays them.
+        size: tasks of a round.
+        recipe: says which rewards train and what becomes of groups without signal.
+        tell: called before each draw with the round, the number of the draw and of its tasks.
     """
-    tasks: dict[str, Task] = {}
 
-    def draw(number: int) -> list[Group]:
-        tell(number)
-        drawn = source.next(size)
+    def __init__(
+        self,
+        source: TaskSource,
+        sampler: Sampler,
+        size: int,
+        recipe: Recipe,
+        tell: Callable[[int, int, int], None] = lambda step, draw, tasks: None,
+    ) -> None:
+        self._source, self._sampler, self._size = source, sampler, size
+        self._recipe, self._tell = recipe, tell
+        self._kept: list[Group] = []
+        self._tasks: dict[str, Task] = {}
+
+    def play(self, step: int) -> Round:
+        """Play one round and let the source see it.
+
+        Raises:
+            ConfigError: the source has fewer tasks than a round.
+        """
+        tasks: dict[str, Task] = {}
+        groups = self._draw(self._size, step, 0, tasks)
+        if not self._recipe.refill:
+            return Round(step, groups, (), (), tasks)
+        has_signal = self._recipe.rewards.has_signal
+        missing = sum(not has_signal(group) for group in groups)
+        refilled, spare = list[Group](), list[Group]()
+        found, played = len(groups) - missing, len(groups)
+        expired = self._expire(step)
+        carried, self._kept = self._kept[:missing], self._kept[missing:]
+        missing -= len(carried)
+        for number in range(1, MAX_DRAWS):
+            if missing:
+                count = min(self._size, tasks_for(missing, found, played))
+                more = self._draw(count, step, number, tasks)
+                chosen = [group for group in more if has_signal(group)]
+                found, played = found + len(chosen), played + len(more)
+                refilled += chosen[:missing]
+                spare += [group for group in more if group not in chosen[:missing]]
+                missing -= len(chosen[:missing])
+        self._kept += [group for group in spare if has_signal(group)]
+        known = self._tasks | tasks
+        self._tasks = {group.task.id: known[group.task.id] for group in self._kept}
+        return Round(step, groups, refilled, spare, known, carried, expired)
+
+    def save(self, folder: Path) -> None:
+        """Write the groups that are kept, if there are any, and their tasks."""
+        if self._kept:
+            write_tasks(folder / "spare_tasks.jsonl", self._tasks.values())
+            with EpisodeWriter(folder / "spare.jsonl") as writer:
+                for group in self._kept:
+                    for episode in group.episodes:
+                        writer.write(episode)
+
+    def load(self, folder: Path) -> None:
+        """Keep the groups that `save` wrote."""
+        if not (folder / "spare.jsonl").exists():
+            return
+        self._tasks = {task.id: task for task in read_tasks(folder / "spare_tasks.jsonl")}
+        groups: dict[tuple[int, int, str], list[Episode]] = {}
+        for episode in iter_episodes(folder / "spare.jsonl"):
+            place = (episode.key.step, episode.key.draw, episode.key.task)
+            groups.setdefault(place, []).append(episode)
+        self._kept = [Group(tuple(episodes)) for episodes in groups.values()]
+
+    def _draw(self, count: int, step: int, number: int, tasks: dict[str, Task]) -> list[Group]:
+        self._tell(step, number, count)
+        drawn = self._source.next(count)
         tasks.update({task.id: task for task in drawn})
-        groups = sampler.dispatch(drawn, step, draw=number).gather()
-        source.observe(groups)
+        groups = self._sampler.dispatch(drawn, step, draw=number).gather()
+        self._source.observe(groups)
         return groups
 
-    groups = draw(0)
-    refilled, spare = list[Group](), list[Group]()
-    for number in range(1, draws):
-        missing = len(groups) - sum(group.has_signal for group in (*groups, *refilled))
-        if missing > 0:
-            more = draw(number)
-            chosen = [group for group in more if group.has_signal][:missing]
-            refilled += chosen
-            spare += [group for group in more if group not in chosen]
-    return Round(step, groups, refilled, spare, tasks)
+    def _expire(self, step: int) -> list[Group]:
+        """Give up what is too old to train in this round."""
+        oldest = step - self._recipe.spare_rounds
+        expired = [group for group in self._kept if _step_of(group) < oldest]
+        self._kept = [group for group in self._kept if _step_of(group) >= oldest]
+        return expired
+
+
+def tasks_for(missing: int, found: int, played: int) -> int:
+    """How many tasks to draw for so many missing groups.
+
+    The chance that a group has signal is estimated from those of the round, as (found + 1) /
+    (played + 2), Laplace's rule of succession: never 0 or 1, and ½ where nothing was played.
+
+    Args:
+        found: groups of the round that had signal.
+        played: all groups of the round.
+    """
+    return math.ceil(missing * (played + 2) / (found + 1))
 
 
 def pack_round(played: Round, recipe: Recipe, pad_id: int) -> TokenBatch:
     """The groups of a round that train, as one batch."""
-    groups = (*played.groups, *played.refilled)
-    batch = pack(groups, pad_id, turn_weights=recipe.turn_weights, version=played.step)
+    batch = pack(played.trained, pad_id, rewards=recipe.rewards, version=played.step)
     return replace(batch, n_refilled=int((batch.group_E >= len(played.groups)).sum()))
 
 
-def with_greedy(batch: TokenBatch, played: Round, sampler: Sampler, greedy: Policy) -> TokenBatch:
+def with_greedy(
+    batch: TokenBatch, played: Round, sampler: Sampler, greedy: Policy, recipe: Recipe
+) -> TokenBatch:
     """The batch with the reward of one greedy episode of each task, as ReMax's baseline."""
-    groups = (*played.groups, *played.refilled)
-    due = list({group.task.id: played.tasks[group.task.id] for group in groups}.values())
+    due = list({group.task.id: played.tasks[group.task.id] for group in played.trained}.values())
     handle = sampler.dispatch(due, played.step, phase="greedy", group_size=1, policy=greedy)
-    rewards = {group.task.id: group.rewards_G[0] for group in handle.gather()}
-    return with_greedy_rewards(batch, [rewards[group.task.id] for group in groups])
+    rewards = {group.task.id: _paid(group.episodes[0], recipe) for group in handle.gather()}
+    return with_greedy_rewards(batch, [rewards[group.task.id] for group in played.trained])
+
+
+def _paid(episode: Episode, recipe: Recipe) -> float | None:
+    failed = episode.end.ending is Ending.FAILED
+    return None if failed else recipe.rewards.total(episode)
+
+
+def _step_of(group: Group) -> int:
+    return group.episodes[0].key.step

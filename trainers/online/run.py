@@ -25,12 +25,14 @@ from agentrl.runner import pool_for
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
+from agentrl.trainers.models.loading import save_policy
 from agentrl.trainers.models.weights import sampling_copy
 from agentrl.trainers.observe.metrics import held_out_metrics
 from agentrl.trainers.observe.watch import Watch
+from agentrl.trainers.online import best
 from agentrl.trainers.online.folder import RunFolder
 from agentrl.trainers.online.learner import Learner
-from agentrl.trainers.online.rounds import MAX_DRAWS, Round, pack_round, play_round, with_greedy
+from agentrl.trainers.online.rounds import Round, Rounds, pack_round, with_greedy
 from agentrl.trajectory import Episode
 from agentrl.types import Message, Task
 
@@ -62,6 +64,7 @@ class Run:
         rollouts: plays them with the learner's weights.
         learner: learns from what was played.
         engine: what the policy samples from.
+        quiet: rounds in a row, up to now, without signal and without success.
         watch: sees that sampler and learner agree.
 
     Raises:
@@ -98,11 +101,13 @@ class Run:
         self.learner = Learner(config, found, self._warn, self.folder.keep)
         pad_id = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad_id is None else int(pad_id)
-        state = found.state["source"] if found else None
-        self.source = source or Uniform(self._epoch_of(make), config.env, state)
+        state = found.state if found else {}
+        self.quiet: int = state.get("quiet", 0)
+        self.source = source or Uniform(self._epoch_of(make), config.env, state.get("source"))
         self._parts = ExitStack()
         try:
             self._open_sampler(make, engine)
+            self._rounds = self._open_rounds()
             self.listen("chat", in_words(self.chat))
             self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was
             self._parts.callback(self.folder.close)
@@ -118,34 +123,32 @@ class Run:
         Raises:
             ConfigError: the environment has fewer tasks than a round.
         """
-        config = self.config
-
-        def tell(draw: int) -> None:
-            label = f"round {step + 1}/{config.steps}" + (f", draw {draw + 1}" if draw else "")
-            self.listen("phase", (label, config.tasks_per_step * config.group_size))
-
-        draws = MAX_DRAWS if self.learner.recipe.refill else 1
-        return play_round(self.source, self.rollouts, config.tasks_per_step, step, draws, tell)
+        return self._rounds.play(step)
 
     def pack(self, played: Round) -> TokenBatch:
         """A round as one batch, with the rewards of greedy episodes where the recipe reads them."""
-        needs = self.learner.recipe.needs
-        batch = pack_round(played, self.learner.recipe, self.pad_id)
+        row = self.learner.recipe
+        batch = pack_round(played, row, self.pad_id)
         if played.step == self.folder.start and batch.n_tokens:
             self._warn_of_absent_rewards(played)
-        if "greedy" not in needs:
+        if "greedy" not in row.needs:
             return batch
-        return with_greedy(batch, played, self.rollouts, self._greedy)
+        return with_greedy(batch, played, self.rollouts, self._greedy, row)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """pass@k on the first held-out tasks, and how many episodes infrastructure failed."""
+        """pass@k on the first held-out tasks, and how many episodes infrastructure failed; the best
+        model is kept where the settings ask for it.
+        """
         settings, tasks = self.config.held_out, self._held_out
         self.listen("phase", (f"evaluation after round {step}", len(tasks) * settings.samples))
         size = settings.samples
         groups = self.rollouts.gather(tasks, step, phase="eval", group_size=size)
         result = summarize((episode for group in groups for episode in group.episodes), settings.ks)
         self.listen("eval", {"step": step, **result})
-        return held_out_metrics(result)
+        metrics = held_out_metrics(result)
+        if self.config.keep_best:
+            best.offer(self.folder.path, step, metrics, self._write_model)
+        return metrics
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record the metrics of a round and show them."""
@@ -157,7 +160,8 @@ class Run:
         def write(folder: Path) -> dict[str, Any]:
             state = self.learner.save(folder)
             self.tokenizer.save_pretrained(folder / "model")
-            return {**state, "source": self.source.state()}
+            self._rounds.save(folder)
+            return {**state, "source": self.source.state(), "quiet": self.quiet}
 
         self.folder.save(step, write)
 
@@ -208,8 +212,31 @@ class Run:
         self.watch = Watch(model, engine, self.rollouts, prompt_ids, sampling, self.listen)
         self.learner.observer = self.watch
 
+    def _write_model(self, folder: Path) -> None:
+        save_policy(self.learner.model, folder / "model")
+        self.tokenizer.save_pretrained(folder / "model")
+
+    def _open_rounds(self) -> Rounds:
+        config, found = self.config, self.folder.found
+
+        def tell(step: int, draw: int, tasks: int) -> None:
+            label = f"round {step + 1}/{config.steps}" + (f", draw {draw + 1}" if draw else "")
+            self.listen("phase", (label, tasks * config.group_size))
+
+        rounds = Rounds(
+            self.source, self.rollouts, config.tasks_per_step, self.learner.recipe, tell
+        )
+        if found:
+            rounds.load(found.folder)
+        return rounds
+
     def _check_splits(self, env: ToolEnv) -> None:
         config = self.config
+        if config.keep_best and not config.eval_every:
+            raise ConfigError(
+                "keep_best=True chooses by held-out pass@1, and eval_every=0 measures none: set"
+                " eval_every as well"
+            )
         if config.eval_every and env.one_split:
             raise ConfigError(
                 f"eval_every={config.eval_every}: {config.env} has one split, so nothing is held"
@@ -241,10 +268,11 @@ class Run:
     def _record(self, episode: Episode) -> None:
         self.folder.record(episode)
         self.listen("episode", episode)
+        self.learner.recipe.rewards.refuse(episode)
 
     def _warn_of_absent_rewards(self, played: Round) -> None:
-        groups = (*played.groups, *played.refilled)
-        given = {name for group in groups for one in group.episodes for name in one.score.turns}
+        episodes = [one for group in played.trained for one in group.episodes]
+        given = {name for one in episodes for name in one.score.turns}
         if absent := sorted(self.learner.recipe.turn_weights.keys() - given):
             said = f"no episode of round {played.step + 1} has the process rewards {absent}"
             there = sorted(given) or "none"

@@ -15,7 +15,7 @@ from agentrl.report.display import EpisodeBar, console, episode_bar
 from agentrl.report.page import write_report
 from agentrl.trainers.config import TrainConfig, read_config
 from agentrl.trainers.observe.trackers import check_trackers
-from agentrl.trainers.online import checkpoint
+from agentrl.trainers.online import best, checkpoint
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.memory import plan_run, plan_table
 from agentrl.trainers.online.run import Listener, Run
@@ -54,8 +54,9 @@ def run_training(
         log_to: trackers beside `metrics.jsonl`, names of `trackers.TRACKERS`.
 
     Returns:
-        {"run", "steps", "trained", "model", "report", "eval"}: folders, rounds of the whole run and
-        those that this call trained, and all held-out evaluations.
+        {"run", "steps", "trained", "model", "best", "report", "eval"}: folders, rounds of the whole
+        run and those that this call trained, the model that was kept as the best with its round and
+        pass@1, and all held-out evaluations.
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.
@@ -87,12 +88,13 @@ def train_with_display(
         finally:
             if run.folder.history():
                 report = write_report(folder, tokenizer=run.tokenizer)
-    last = checkpoint.latest(folder)
+    last, kept = checkpoint.latest(folder), best.found(folder)
     return {
         "run": str(folder),
         "steps": max(config.steps, run.folder.start),
         "trained": max(0, config.steps - run.folder.start),
         "model": str(last.model) if last else None,
+        "best": kept and {"step": kept.step, "pass_at_1": kept.pass_at_1, "model": str(kept.model)},
         "report": str(report) if report else None,
         "eval": [
             {

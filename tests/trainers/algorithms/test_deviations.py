@@ -19,7 +19,7 @@ from agentrl.trainers.algorithms.catalogue.deviations import DEVIATIONS
 from agentrl.trainers.algorithms.catalogue.places import label
 from agentrl.trainers.algorithms.credit import generalised_advantages, optimal_baseline
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
-from agentrl.trainers.algorithms.regularisers import imitate, kl_k2, kl_k3
+from agentrl.trainers.algorithms.regularisers import kl_k2, kl_k3
 from agentrl.trainers.algorithms.surrogates import importance_weighted, policy_gradient
 from agentrl.trainers.algorithms.targets import COEF_RANGE, AdaptiveKL
 from agentrl.trainers.algorithms.timeline import Timeline
@@ -356,15 +356,6 @@ def bounded_coef(name):
     low, high = COEF_RANGE
     assert AdaptiveKL(low, 0.01).update(0.0).coef == low
     assert AdaptiveKL(high, 0.01).update(9.0).coef == high
-
-
-def imitate_from(name):
-    nearly = [[([(2, 0)], 0.9, False), ([(2, 0)], 0.0, False)]]
-    (term,) = recipe(name).regularisers
-    batch = pack(groups_of(nearly), PAD)
-    output = PolicyOutput(batch.old_logprobs_BT)
-    assert not term(output, batch).any()
-    assert imitate(output, batch, imitate_coef=0.1, imitate_from=0.5).any()
 
 
 def constant_norm(name):

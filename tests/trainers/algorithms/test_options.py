@@ -36,7 +36,6 @@ BESIDE = {
     "overlong_cache": {"overlong_tokens": 7},
     "kl_estimator": {"kl_coef": 0.3},
     "kl_ratio": {"kl_coef": 0.3},
-    "imitate_from": {"imitate_coef": 0.3},
     "entropy_kappa": {"entropy_alpha": 9.0},
     "tis_level": {"tis_high": 1e9},
     "mis_level": {"mis_low": 0.0, "mis_high": 1e9},

@@ -35,8 +35,9 @@ from recipe_cases import (
 from torch import Tensor
 from trainer_cases import PAD, quick
 
+from agentrl.trainers.algorithms.catalogue.places import AGGREGATES
 from agentrl.trainers.algorithms.recipe import Recipe
-from agentrl.trainers.algorithms.recipes import AGGREGATES, RECIPES, recipe
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.algorithms.targets import AdaptiveKL
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trajectory import Episode as Played
@@ -61,8 +62,10 @@ TRIED = {
     "vapo": {"length_alpha": ALPHA},
 }
 """The latter as settings."""
-IDLE = {"ratio_max", "cov_seed", "value_lam"}
-"""No ratio is so large here; all candidates are drawn; it is the critic's, who has a test below."""
+IDLE = {"ratio_max", "cov_seed", "value_lam", "dual_clip"}
+"""No ratio is so large here; all candidates are drawn; the critic has a test below; 0.2 of
+infinity is infinity.
+"""
 SHARES = {"mgpo"}
 """Their rewards are shares of right answers, so there are no process rewards."""
 ROUNDS = (

@@ -13,7 +13,8 @@ import torch
 from trainer_cases import PAD, batch_of, branch, episode, group
 
 from agentrl.evaluation.passk import summarize
-from agentrl.trainers.batch import groups_with_signal, pack
+from agentrl.trainers.algorithms.filtering import filtered
+from agentrl.trainers.batch import pack
 from agentrl.trainers.observe import batch_metrics, metrics, parity
 from agentrl.trainers.observe.batch_metrics import (
     gradient_metrics,
@@ -23,9 +24,9 @@ from agentrl.trainers.observe.batch_metrics import (
 )
 from agentrl.trainers.observe.metrics import (
     QUIET,
+    Refill,
     held_out_metrics,
     quiet_reason,
-    refill_metrics,
     repeat_metrics,
     rollout_metrics,
     system_metrics,
@@ -154,16 +155,39 @@ def test_prompts_that_come_again():
 
 def test_what_refilling_cost_counts_what_was_played_in_vain():
     signal, quiet, more = group(1.0, 0.0), group(0.0, 0.0, task="u"), group(1.0, 0.0, 0.5, task="v")
-    assert refill_metrics([signal], [], []) == {}
-    assert refill_metrics([quiet], [more], []) == {
+
+    def cost(*lists):
+        found = Refill(*lists).metrics()
+        return {name: value for name, value in found.items() if name.startswith("refill/")}
+
+    nothing = {"refill/groups": 0, "refill/carried": 0, "refill/episodes": 0, "refill/empty": 0}
+    assert cost([signal], [], [], [], []) == nothing | {"refill/thrown_share": 0}
+    assert cost([quiet], [], [more], [], []) == nothing | {
         "refill/groups": 1,
         "refill/episodes": 3,
-        "refill/empty": 0,
+        "refill/thrown_share": 2 / 5,
     }
-    found = refill_metrics([signal, quiet], [], [quiet, quiet])
-    assert found == {"refill/groups": 0, "refill/episodes": 4, "refill/empty": 1}, (
-        "the worst round is not left out"
+    assert cost([signal, quiet], [], [], [quiet, quiet], []) == nothing | {
+        "refill/episodes": 4,
+        "refill/empty": 1,
+        "refill/thrown_share": 6 / 8,
+    }, "the worst round is not left out"
+    assert cost([signal, quiet], [more], [], [more], [signal]) == nothing | {
+        "refill/carried": 1,
+        "refill/episodes": 3,
+        "refill/thrown_share": 4 / 7,
+    }, "a spare with signal is thrown away when it expires, not before"
+
+
+def test_rewards_before_and_after_the_filter():
+    own = [group(1.0, 0.0), group(-0.5, -0.5, task="u"), group(0.3, 1.2, None, task="v")]
+    found = Refill(own, [group(0.0, 1.0, task="w")], [], [], []).metrics()
+    sampled, trained = (
+        [found[f"reward/{what}_{name}"] for name in metrics.BINS] for what in ("sampled", "trained")
     )
+    assert sampled == pytest.approx([2 / 6, 1 / 6, 1 / 6, 1 / 6, 1 / 6])
+    assert trained == pytest.approx([0, 2 / 6, 1 / 6, 2 / 6, 1 / 6])
+    assert "reward/trained_0" not in Refill([own[1]], [], [], [], []).metrics()
 
 
 def test_how_the_machine_is_used():
@@ -276,13 +300,7 @@ def test_reward_of_tokens_that_do_not_train():
     halves = list(packed.minibatches(2, seed=0))
     assert lost_reward_metrics(packed, halves)["reward/lost_share"] == 0
     assert lost_reward_metrics(packed, halves[:1])["episodes/untrained"] == 0.5
-    flat = replace(
-        packed,
-        advantages_BT=torch.where(
-            (packed.group_E[packed.episode_B] == 0)[:, None] & packed.mask_BT, 1.0, 0.0
-        ),
-    )
-    dropped = lost_reward_metrics(packed, [groups_with_signal(flat)])
+    dropped = lost_reward_metrics(packed, [filtered(packed, lambda batch: batch)])
     assert dropped == pytest.approx(
         {"episodes/untrained": 0.5, "reward/lost_share": 2 / 3, "reward/lost_mean": 1.0}
     )
@@ -339,13 +357,13 @@ def test_every_metric_stands_in_the_table_of_the_docs():
     found = (
         rollout_metrics([Group((said,)), group(1.0, 0.0)])
         | repeat_metrics([group(1.0)], ())
-        | refill_metrics([group(0.0)], [group(1.0, 0.0)], [])
+        | Refill([group(0.0)], [], [group(1.0, 0.0)], [], []).metrics()
         | system_metrics([], waited_s=1, round_s=1, queue=0)
         | held_out_metrics(summarize([episode(), episode(sample=1)], (1, 2)))
         | token_metrics(batch)
         | gradient_metrics([batch])
         | staleness_metrics(batch, 4)
-        | lost_reward_metrics(batch, [groups_with_signal(batch)][:0])
+        | lost_reward_metrics(batch, [])
         | parity.gap_metrics(parts)
         | parity.ratio_metrics(parts)
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_cases import TOYS, run
+from run_cases import TOYS, run, timeless
 from toy_envs import Parity
 
 from agentrl.errors import ConfigError
@@ -20,6 +20,7 @@ from agentrl.trainers.config import check_config
 from agentrl.trainers.observe import updates
 from agentrl.trainers.online import checkpoint, learner
 from agentrl.trainers.online import run as run_module
+from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run
 from agentrl.trainers.online.session import run_training
 from agentrl.types import Score
@@ -133,6 +134,31 @@ def test_critic_reset_reference_and_refill_resume_bit_for_bit(model, tmp_path, d
     run(settings(model, **change, steps=3), tmp_path / "b" / "x")
     assert (tmp_path / "b/x/checkpoints/step_3/reference").is_dir()
     assert run(settings(model, **change), tmp_path / "b" / "x", resume=True) == whole
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_moving_reference_follows_the_policy_and_resumes_bit_for_bit(model, tmp_path, dtype):
+    loss = {"kl_coef": 0.01, "reference_decay": 0.5}
+    change = {"loss": loss, "eval_every": 0, "compute": {"dtype": dtype}, "learning_rate": 1e-2}
+    with Run(settings(model, **change, steps=4), tmp_path / "a" / "x") as opened:
+        before = {name: w.clone() for name, w in opened.learner.reference.named_parameters()}
+        opened.learner._move_reference(1)
+        reference = dict(opened.learner.reference.named_parameters())
+        assert all(torch.equal(before[name], w) for name, w in reference.items()), "nothing moved"
+        train(opened)
+        now = dict(opened.learner.model.named_parameters())
+        moved = [name for name, w in reference.items() if not torch.equal(before[name], w)]
+        assert moved and reference[moved[0]].dtype == torch.float32
+        gaps = [
+            sum(float((now[name] - old[name]).detach().norm()) for name in moved)
+            for old in (before, reference)
+        ]
+        assert 0 < gaps[1] < gaps[0], "it is behind the policy, and not where that began"
+    run(settings(model, **change, steps=2), tmp_path / "b" / "x")
+    found = run(settings(model, **change, steps=4), tmp_path / "b" / "x", resume=True)
+    assert found == timeless(tmp_path / "a/x")
+    with pytest.raises(ConfigError, match="reference_decay needs a reference of its own"):
+        Run(settings(model, **change | {"compute": {"lora_rank": 2}}), tmp_path / "c")
 
 
 @pytest.mark.parametrize("at", ["save_pretrained", "torch.save", "rename", "rmtree"])

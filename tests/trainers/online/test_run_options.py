@@ -77,10 +77,13 @@ OWN = {
     "negative_weight": ({}, {"negative_weight": 0.5}),
     "filter_groups": ({}, {"filter_groups": True}),
     "refill": ({}, {"refill": True}),
+    "spare_rounds": ({"refill": True}, {"refill": True, "spare_rounds": 0}),
+    "reward_clip": ({}, {"reward_clip": 0.5}),
     "epochs": ({}, {"epochs": 2}),
     "kl_budget": ({}, {"kl_budget": 1e-7}),
     "entropy_target": ({}, {"entropy_target": 9.0}),
     "reset_every": (KL, KL | {"reset_every": 1}),
+    "reference_decay": (KL, KL | {"reference_decay": 0.5}),
 }
 KL_TARGET = [{"recipe": "ppo_penalty", "loss": {"kl_target": target}} for target in (1e-6, 1e6)]
 CRITIC = {"learning_rate": 1e-3, "epochs": 2, "value_clip": 1e-3, "warmup": 1}
@@ -88,7 +91,11 @@ COMPUTE = {"dtype": ({}, {"dtype": "bfloat16"}), "lora_rank": ({}, {"lora_rank":
 COMPUTE["lora_alpha"] = ({"lora_rank": 2}, {"lora_rank": 2, "lora_alpha": 1})
 HELD_OUT = {"tasks": {"tasks": 5}, "samples": {"samples": 2}}
 OPTIMIZER = {"betas": [0.5, 0.6], "weight_decay": 0.9, "max_grad_norm": 1e-3}
-SCHEDULE = {"warmup": {"warmup": 2}, "final": {"final": 0.1}}
+SCHEDULE = {
+    "warmup": {"warmup": 2},
+    "final": {"final": 0.1},
+    "shape": {"final": 0.1, "shape": "cosine"},
+}
 FIELDS = {
     "seed": 1,
     "steps": 3,
@@ -109,8 +116,10 @@ ELSEWHERE = {
     "held_out",
     "chat",
     "engine",
+    "quiet_rounds",
     "save_every",
     "keep_last",
+    "keep_best",
 }
 """What other tests are about; `loss`, `schedule` and `compute` are tables of their own here."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
@@ -27,6 +28,7 @@ from agentrl.trainers.config import (
 from agentrl.trainers.peers import TRL, VERL
 
 INF, NAN = math.inf, math.nan
+TRAINING = Path(__file__).parents[3] / "docs/training.md"
 BASE = {"env": "calc-v0", "model": "m"}
 
 
@@ -87,7 +89,9 @@ def test_what_is_no_bound_may_be_infinite(tmp_path):
             "kl_estimator changes nothing while kl_coef is 0: set kl_coef as well",
         ),
         ("grpo", {"kl_ratio": False}, "kl_ratio changes nothing while kl_coef is 0"),
-        ("grpo", {"imitate_from": 0.5}, "imitate_from changes nothing while imitate_coef is 0"),
+        ("grpo", {"reference_decay": 0.9}, "reference_decay changes nothing in recipe grpo"),
+        ("grpo", {"reference_decay": 1.5, "kl_coef": 0.1}, "reference_decay=1.5 must be from 0"),
+        ("dapo", {"spare_rounds": -1}, "spare_rounds=-1 must be a whole number >= 0"),
         ("gdpo", {"turn_weights": {"format": 0.5}}, "turn_weights changes nothing in recipe gdpo"),
         ("grpo", {"turn_weights": {"format": NAN}}, "must be a table of numbers"),
         ("grpo", {"turn_weights": {"format": INF}}, "must be a table of numbers"),
@@ -118,7 +122,6 @@ def test_bounds_may_be_infinite_and_coefficients_may_be_named_with_what_they_sca
         ("dppo", {"ratio_max": INF, "divergence_max": INF}),
         ("grpo", {"kl_estimator": "k1", "kl_coef": 0.1}),
         ("prorl", {"kl_estimator": "k1"}),
-        ("vapo", {"imitate_from": 0.5}),
         ("grpo", {"turn_weights": {"format": 0.5}}),
     ):
         recipe(name, **settings)
@@ -138,6 +141,39 @@ def test_refill_needs_groups_in_which_rewards_can_differ(name):
     with pytest.raises(ConfigError, match="group_size=1"):
         recipe(name, refill=True).refuse_group_size(1)
     recipe(name, refill=True).refuse_group_size(8)
+
+
+def chance_of_stopping(solved, quiet_rounds, rounds):
+    """That so many rounds in a row are quiet somewhere within a run, by its Markov chain."""
+    quiet, in_a_row, stopped = math.exp(-solved), [1.0] + [0.0] * (quiet_rounds - 1), 0.0
+    for _ in range(rounds):
+        stopped += quiet * in_a_row[-1]
+        in_a_row = [(1 - quiet) * sum(in_a_row), *(quiet * share for share in in_a_row[:-1])]
+    return stopped
+
+
+def test_the_docs_say_how_likely_a_run_stops_by_chance():
+    rows = re.findall(r"^\| ([\d.]+) \| (.+ %) \|$", TRAINING.read_text(), re.M)
+    assert [solved for solved, _ in rows] == ["0.26", "0.5", "1", "2"]
+    for solved, cells in rows:
+        said = [float(cell.strip(" %")) / 100 for cell in cells.split("|")]
+        found = [
+            chance_of_stopping(float(solved), *run)
+            for run in ((5, 50), (5, 100), (10, 50), (20, 100))
+        ]
+        assert said == pytest.approx(found, abs=0.005)
+
+
+def test_a_cosine_is_flat_at_both_ends_and_ends_where_the_line_does():
+    wave = Schedule(warmup=4, final=0.1, shape="cosine")
+    shares = [wave.share(step, 14) for step in range(14)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[-1] == pytest.approx(0.1)
+    assert shares[8] == pytest.approx(0.55), "half way it is half way down"
+    falls = [before - after for before, after in itertools.pairwise(shares[3:])]
+    assert falls == pytest.approx(falls[::-1]) and max(falls) == pytest.approx(falls[5], rel=0.1)
+    assert min(falls) == pytest.approx(falls[0]) and falls[0] < 0.03
+    with pytest.raises(ConfigError, match=r"schedule=.*final=1 is none: set final as well"):
+        check_config(BASE | {"schedule": {"shape": "cosine"}}, "run.toml")
 
 
 def test_the_learning_rate_rises_to_its_peak_in_a_straight_line_and_falls_in_one():

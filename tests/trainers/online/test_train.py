@@ -17,13 +17,11 @@ import torch
 from helpers import loop_threads, wait_for
 from run_cases import PARITY, run, settings, timeless
 
-from agentrl.errors import ConfigError
-from agentrl.records.files import read_episodes
+from agentrl.errors import ConfigError, UserError
+from agentrl.records.files import read_episodes, read_metrics
 from agentrl.trainers.algorithms.recipes import RECIPES
 from agentrl.trainers.algorithms.surrogates import dppo_topk_kl
-from agentrl.trainers.batch import pack
 from agentrl.trainers.config import read_config
-from agentrl.trainers.observe.metrics import refill_metrics
 from agentrl.trainers.online import checkpoint
 from agentrl.trainers.online.loop import TrainingError, train
 from agentrl.trainers.online.run import Run
@@ -129,14 +127,12 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     assert any(row["refill/groups"] > 0 for row in filled)
     with Run(settings(model, **plain, loss={"refill": True}), tmp_path / "c" / "x") as opened:
         played = opened.play(0)
-        groups, refilled, spare = played.groups, played.refilled, played.spare
-        batch = opened.learner.recipe.advantage(pack([*groups, *refilled], opened.pad_id))
-    assert len(groups) == 4 and all(group.has_signal for group in refilled)
-    assert (len(refilled) + len(spare)) % 4 == 0, "what was played in vain is counted, too"
-    assert refill_metrics(groups, refilled, spare)["refill/episodes"] == 2 * len(
-        [*refilled, *spare]
-    )
-    signal = sum(group.has_signal for group in (*groups, *refilled))
+        batch = opened.learner.recipe.advantage(opened.pack(played))
+    has_signal = opened.learner.recipe.rewards.has_signal
+    assert len(played.groups) == 4 and all(map(has_signal, played.refilled))
+    drawn = [*played.refilled, *played.spare]
+    assert played.refill.metrics()["refill/episodes"] == 2 * len(drawn)
+    signal = sum(map(has_signal, played.trained))
     assert signal <= 4 and batch.n_episodes == 2 * signal
     keys = read_episodes(tmp_path / "b/x/episodes.jsonl")
     assert {key.run for key in keys} == {"x"} and {key.draw for key in keys} >= {0, 1}
@@ -258,11 +254,31 @@ def no_number(output, batch):
 def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
     always = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Hopeless"
     said = pytest.raises(
-        TrainingError, match="5 rounds in a row gave no signal: no task is ever solved"
+        TrainingError, match="quiet_rounds=5 rounds in a row gave no signal: no task is ever solved"
     )
     with Run(settings(model, env=always, steps=9, eval_every=0), tmp_path / "a") as opened, said:
         train(opened)
     assert len(timeless(tmp_path / "a")) == 5
+
+
+def test_quiet_rounds_are_a_setting_and_a_resumed_run_counts_on(model, tmp_path):
+    always = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Hopeless"
+    plain = {"env": always, "eval_every": 0, "quiet_rounds": 3, "minibatches": 1}
+    run(settings(model, **plain, steps=2), tmp_path / "a")
+    assert json.loads((tmp_path / "a/checkpoints/step_2/state.json").read_text())["quiet"] == 2
+    with pytest.raises(TrainingError, match="quiet_rounds=3 rounds in a row gave no signal"):
+        run(settings(model, **plain, steps=9), tmp_path / "a", resume=True)
+    assert len(timeless(tmp_path / "a")) == 3, "one more, not three"
+
+
+def test_a_negative_reward_stops_maxrl_at_its_first_episode(model, tmp_path):
+    """Where all rewards are equal its formula would never meet them."""
+    below = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Below"
+    with pytest.raises(UserError, match=r"gave a reward of -0.5.*at least 0 \(maxrl\)"):
+        run(settings(model, env=below, recipe="maxrl"), tmp_path / "a")
+    (first, *_) = read_episodes(tmp_path / "a/episodes.jsonl")
+    assert first.phase == "eval", "told before anything is trained"
+    assert not read_metrics(tmp_path / "a/metrics.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -330,6 +346,7 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     assert read_config(tmp_path / "r/config.toml").loss == read_config(toml).loss
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
     state = json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text())
+    assert state.pop("quiet") in (0, 1, 2)
     assert state == {"step": 2, "source": {"epoch": 0, "drawn": 4}, "coefficients": {}}
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 

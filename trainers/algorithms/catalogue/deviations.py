@@ -335,11 +335,6 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     ),
     "vapo": (
         Deviation(
-            "imitate_from",
-            "the paper imitates correct answers; here episodes whose reward is at least 1",
-            "rewards need not be 0 and 1; imitate_from sets it",
-        ),
-        Deviation(
             "floor",
             "the paper's λ = 1 - 1/(αl) is negative for answers of fewer than 1/α tokens; here it"
             " is 0 then",
