@@ -33,7 +33,7 @@ ages.
 
 BESIDE = {
     "overlong_tokens": {"overlong_cache": 4},
-    "overlong_cache": {"overlong_tokens": 7},
+    "overlong_cache": {"overlong_tokens": 4100},
     "kl_estimator": {"kl_coef": 0.3},
     "kl_ratio": {"kl_coef": 0.3},
     "entropy_kappa": {"entropy_alpha": 9.0},
