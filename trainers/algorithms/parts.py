@@ -34,6 +34,7 @@ Need = Literal[
     "group",
     "reference",
     "proximal",
+    "anchor",
     "critic",
     "greedy",
     "entropy",
@@ -43,7 +44,8 @@ Need = Literal[
     "router",
 ]
 """What a part reads: episodes of one task beside each other; log-probabilities of a frozen
-reference; log-probabilities and entropy of the policy that the update starts from; a critic's
+reference; log-probabilities and entropy of the policy that the update starts from; ratios that are
+1 to the last bit before it (the trainer's own anchor, as in `prepare.anchors_itself`); a critic's
 values; a greedy episode per task; the policy's entropy as a value or with gradient;
 log-probabilities of its likeliest tokens; the anchor's likeliest tokens under both
 (`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens."""

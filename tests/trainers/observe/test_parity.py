@@ -172,7 +172,7 @@ def test_half_precision_is_named_once_and_only_warned_of(run):
     run.confirm()
     run.confirm()
     (warning,) = run.warnings
-    assert warning.startswith("precision: ")
+    assert warning.startswith("dtype: ")
     run.model.to(torch.bfloat16)
     run.warnings.clear()
     run.watch._said.clear()
@@ -234,10 +234,10 @@ def test_what_stands_at_mask_0_and_micro_batches_change_nothing():
         assert measure(split) == pytest.approx(measure(whole))
 
 
-def test_what_the_sampler_read_off_the_trainers_own_logits_is_precision():
+def test_what_the_sampler_read_off_the_trainers_own_logits_is_dtype():
     logits_NV = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
     targets_N = torch.arange(64) % 50
-    for warmth, cause in ((1.0, "precision"), (0.7, "temperature")):
+    for warmth, cause in ((1.0, "dtype"), (0.7, "temperature")):
         sampler_N = (logits_NV / warmth).log_softmax(-1)[range(64), targets_N].double()
         assert parity.explain(logits_NV, targets_N, sampler_N, 1.0)[0] == cause
 
