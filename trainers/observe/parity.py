@@ -194,8 +194,9 @@ def judge_gap(
         return []
     cause, why = find_cause(model, batch, temperature)
     if cause == "other weights" and probed <= largest_gap(model):
-        cause, why = "template", (
-            "on its probe the engine agrees, so these rows are not what it read: look at them in"
+        cause = "template"
+        why = (
+            "on its probe the engine agrees, so these rows are not what it read: look at them by"
             " `agentrl view`, and ask `agentrl check hf:MODEL` what the chat template does"
         )
     asked = cause == "dropout" and any(dropouts(model.config))
