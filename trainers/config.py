@@ -41,6 +41,9 @@ class Compute(BaseModel):
     """Precision of the backbone. Trained weights stay in float32 (steps of a policy are smaller
     than bfloat16 can hold), as do output layer and softmax when tokens are scored; frozen
     weights are kept in this precision."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability at every place where the policy's family drops something out, whatever its
+    folder says. Sampling never does; all scorings of a step drop the same."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping what is inside it."""
     lora_rank: int = Field(default=0, ge=0)

@@ -66,7 +66,7 @@ class Rows(NamedTuple):
 
 def train(settings: Settings, report: Callable[[dict[str, float]], object] = print) -> Any:
     """Train a model by GRPO and return it; `report` hears of every optimizer step."""
-    model = load_model(settings.model, best_device(), dtype=torch.float32).train()
+    model = load_model(settings.model, best_device(), dtype=torch.float32)
     optimizer = torch.optim.AdamW(
         model.parameters(), settings.learning_rate, (0.9, 0.95), weight_decay=0.0, fused=True
     )

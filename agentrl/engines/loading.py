@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.tokens import Chat
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.transformers import TransformersEngine, with_float32_output
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
+_RANDOM = re.compile("(?P<dropout>dropout|pdrop)|layerdrop|jitter_noise")
+"""Fields of a configuration that make a forward pass in training random."""
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
@@ -125,16 +127,44 @@ def load_config(path: str | Path) -> PretrainedConfig:
     return config
 
 
-def load_model(path: str | Path, device: str = "cpu", **kwargs: Any) -> PreTrainedModel:
-    """Load the causal language model of a folder onto a device.
+def load_model(
+    path: str | Path, device: str = "cpu", *, dropout: float = 0.0, **kwargs: Any
+) -> PreTrainedModel:
+    """Load the causal language model of a folder onto a device; its logits are float32.
+
+    Args:
+        dropout: probability at every place where its family drops something out, whatever the
+            folder says; layers are never dropped, and routers never jittered.
 
     Raises:
-        ConfigError: there is no such folder, or no model in it that can be loaded.
+        ConfigError: there is no such folder, no model in it that can be loaded, or no place for a
+            dropout that was asked for.
     """
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = _load(AutoModelForCausalLM, path, **kwargs).to(device)
-    return model
+    config = load_config(path)
+    if not dropouts(config, dropout) and dropout:
+        raise ConfigError(f"dropout={dropout}: a {config.model_type} model has none: set it to 0")
+    model: PreTrainedModel = _load(AutoModelForCausalLM, path, config=config, **kwargs).to(device)
+    return with_float32_output(model)
+
+
+def dropouts(config: PretrainedConfig, share: float | None = None) -> list[float]:
+    """Every dropout of a configuration, those of nested ones included.
+
+    Args:
+        share: set them all to it, and switch off what else makes a forward pass random.
+    """
+    found = list[float]()
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "get_text_config"):
+            found += dropouts(value, share)
+        elif type(value) in (int, float) and (kind := _RANDOM.search(name)):
+            if share is not None:
+                value = share if kind["dropout"] else 0.0
+                setattr(config, name, value)
+            found += [float(value)] if kind["dropout"] else []
+    return found
 
 
 def best_device() -> str:

@@ -39,11 +39,46 @@ class _Request(NamedTuple):
     reply: asyncio.Future[Generation]
 
 
+class Float32Output(torch.nn.Linear):
+    """An output layer whose products are summed in float32, whatever the model computes in.
+
+    Rounding to bfloat16 moves a logit of 8 by up to 1/64, which is more than a sequence ratio may
+    move. A trainer sums in float32, so a sampler must.
+    """
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits in float32 (float64 where weights or states are)."""
+        weight, wide = self.weight, torch.float32
+        wide = torch.promote_types(torch.promote_types(weight.dtype, states.dtype), wide)
+        with torch.autocast(states.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(wide)
+            is_low = weight.dtype != wide == torch.float32
+            if is_low and weight.is_cuda and not states.requires_grad:
+                # Tensor cores sum in float32 without a copy of the weights in it.
+                rows = states.flatten(0, -2).to(weight.dtype)
+                logits = torch.mm(rows, weight.T, out_dtype=wide)
+                logits = logits if bias is None else logits + bias
+                return logits.view(*states.shape[:-1], -1)
+            return torch.nn.functional.linear(states.to(wide), weight.to(wide), bias)
+
+
+def with_float32_output(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, from now on with logits in float32 where its output layer is a plain linear one.
+
+    The class of the layer changes, not the object: copies and checkpoints are what they were.
+    """
+    head: Any = model.get_output_embeddings()
+    if type(head) is torch.nn.Linear:
+        head.__class__ = Float32Output
+    return model
+
+
 class TransformersEngine:
     """Samples with a transformers causal language model.
 
     Args:
-        model: used as it is, so a trainer that updates it in place updates the engine.
+        model: used as it is, so a trainer that updates it in place updates the engine; its logits
+            are float32 from then on.
         stop_ids: tokens that end a turn; the one that was sampled is part of the result.
         pad_id: any valid id; padded positions are masked.
         synchronous: wait until every seated episode has sent its request, and sample them in an
@@ -64,11 +99,12 @@ class TransformersEngine:
         max_batch: int = 256,
         history_mb: int = HISTORY_MB,
     ) -> None:
-        self.model = model
+        self.model = with_float32_output(model)
         self.version = 0
         self.histories = Histories(model, history_mb)
-        self.context_length = int(model.config.max_position_embeddings)
-        self._vocab_size = int(model.config.vocab_size)
+        config = model.config.get_text_config()
+        self.context_length = int(config.max_position_embeddings)
+        self._vocab_size = int(config.vocab_size)
         self.lock = threading.Lock()
         self._stop = torch.tensor(sorted(stop_ids), device=model.device)
         self._pad_id = pad_id

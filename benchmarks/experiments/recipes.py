@@ -54,6 +54,8 @@ CRITIC = {"learning_rate": 3e-3, "epochs": 4, "warmup": 5}
 """Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits
 for 50 rounds.
 """
+EXPLAINED = "value/lambda_explained_variance"
+"""What the table has; what a critic explains of the outcomes is `value/explained_variance`."""
 TERMS = f"{Path(__file__).parent / 'calc_terms.py'}:CalcTerms"
 EXTRA: dict[str, dict[str, Any]] = {
     "dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}},
@@ -159,9 +161,7 @@ def collect(folder: Path, name: str) -> Row | None:
     whole = summarize(episodes, (1,))
     last = [row for result in found for row in result["rows"][-5:]]
     wrong = [episode.counts.sampled_tokens for episode in episodes if not episode.passed]
-    explained = [
-        row["value/explained_variance"] for row in last if "value/explained_variance" in row
-    ]
+    explained = [row[EXPLAINED] for row in last if EXPLAINED in row]
     return Row(
         name,
         float(whole["pass_at"]["1"]),

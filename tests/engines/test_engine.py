@@ -51,6 +51,34 @@ def sample(engine, prompts, sampling, seeds=None):
     return asyncio.run(run())
 
 
+def test_a_model_whose_text_config_is_nested_samples():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text |= {"num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 16}
+    text |= {"max_position_embeddings": 40}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 1, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1)
+    engine = TransformersEngine(Gemma3ForConditionalGeneration(config).eval(), frozenset({96}))
+    assert engine.context_length == 40
+    (found,) = sample(engine, [[3, 4, 5]], Sampling(max_tokens=2))
+    assert len(found.ids) == 2
+    asyncio.run(engine.close())
+
+
+def test_the_output_layer_of_a_half_precise_model_sums_in_float32():
+    model = load_model(tiny_model_folder(), dtype=torch.bfloat16)
+    states = torch.randn(1, 3, model.config.hidden_size, dtype=torch.bfloat16)
+    expected = states.float() @ model.lm_head.weight.float().T
+    assert torch.equal(model.lm_head(states), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.lm_head(states), expected)
+    plain = load_model(tiny_model_folder())
+    states = states.float()
+    assert torch.equal(plain.lm_head(states), states @ plain.lm_head.weight.T)
+
+
 def prompts_of(count: int, seed: int = 0, low: int = 1, high: int = 40) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(5, 300) for _ in range(rng.randint(low, high))] for _ in range(count)]

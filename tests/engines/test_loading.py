@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import tiny_model_folder
 
-from agentrl.engines.loading import find_model, load_model, load_tokenizer
+from agentrl.engines.loading import dropouts, find_model, load_config, load_model, load_tokenizer
 from agentrl.errors import ConfigError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,6 +42,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     return tmp_path / "hub"
+
+
+def test_dropout_is_what_is_asked_for_whatever_the_folder_says(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig
+
+    config = GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert dropouts(load_config(tmp_path)) == [0.1] * 4
+    for share in (0.0, 0.3):
+        model = load_model(tmp_path, dropout=share).train()
+        parts = [part.p for part in model.modules() if type(part).__name__ == "Dropout"]
+        assert parts and set(parts) == {share} == set(dropouts(model.config))
+    assert load_model(tmp_path).transformer.h[0].attn.attn_dropout.p == 0
+    MambaConfig().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"dropout=0.3: a mamba model has none: set it to 0"):
+        load_model(tmp_path, dropout=0.3)
 
 
 @pytest.mark.parametrize("name", ["org/tiny", "org/tiny@v1", f"org/tiny@{COMMIT}"])

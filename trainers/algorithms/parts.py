@@ -37,6 +37,7 @@ Need = Literal[
     "nonnegative",
     "reference",
     "proximal",
+    "anchor",
     "critic",
     "greedy",
     "entropy",
@@ -48,8 +49,10 @@ Need = Literal[
 """What a part reads: episodes of one task beside each other; when process rewards came, and not
 only their sum; the named terms of the score in place of its value; rewards of at least 0;
 log-probabilities of a frozen reference; log-probabilities and entropy of the policy that the update
-starts from; a critic's values; a greedy episode per task; the policy's entropy as a value or with
-gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens under both
+starts from; ratios that are 1 to the last bit before it (the trainer's own anchor, as in
+`anchor.anchors_itself`); a critic's values; a greedy episode per task; the policy's entropy as a
+value or with gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens
+under both
 (`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens."""
 
 LARGEST = 2**63

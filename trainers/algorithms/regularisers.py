@@ -90,6 +90,7 @@ def kl_penalty(
     return kl_coef * (importance_ratio(output, batch) * kl_BT if kl_ratio else kl_BT)
 
 
+@needs("anchor")
 def kl_cov(output: PolicyOutput, batch: TokenBatch, *, kl_cov_coef: float = 1.0) -> Tensor:
     """KL-Cov: kl_cov_coef·|log π/π_anchor| at the tokens that `select_kl_cov` chose.
 

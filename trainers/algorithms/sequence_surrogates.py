@@ -3,8 +3,10 @@ nothing else.
 
 Every function is a `Term` as in `surrogates`. The rows of an episode must be in the batch together
 (`TokenBatch.split` keeps them so); tool output, padding and the number of rows change no ratio.
-With the anchor equal to the policy, the gradient is that of `policy_gradient`; `gspo` and `gmpo`
-give every token the mean advantage of its episode, because their ratio is one for all tokens.
+Bounds on them are narrower than the rounding between sampler and trainer, so the anchor is the
+trainer's own (`@needs("anchor")`). With the anchor equal to the policy, the gradient is that of
+`policy_gradient`; `gspo` and `gmpo` give every token the mean advantage of its episode, because
+their ratio is one for all tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agentrl.trainers.algorithms.losses import MAX_LOG_RATIO, clipped_objective, keep
+from agentrl.trainers.algorithms.parts import needs
 from agentrl.trainers.algorithms.surrogates import weighted_policy_gradient
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
@@ -40,6 +43,7 @@ def sequence_ratio(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     return _exp(episode_mean(output.logprobs_BT - batch.anchor_BT, batch))
 
 
+@needs("anchor")
 def gspo(
     output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4
 ) -> Tensor:
@@ -51,6 +55,7 @@ def gspo(
     return clipped_objective(sequence_ratio(output, batch), batch, clip_low, clip_high)
 
 
+@needs("anchor")
 def gspo_token(
     output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4
 ) -> Tensor:
@@ -65,6 +70,7 @@ def gspo_token(
     )
 
 
+@needs("anchor")
 def gmpo(
     output: PolicyOutput, batch: TokenBatch, *, clip_low: float = 0.4, clip_high: float = 0.4
 ) -> Tensor:
@@ -86,6 +92,7 @@ def gmpo(
     return -_exp(episode_mean(clipped_BT, batch)) * batch.advantages_BT
 
 
+@needs("anchor")
 def topr(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     """TOPR: -w·A·log π with w = 1 for A ≥ 0 and, for A < 0, min(π/π_anchor, 1) of the whole
     episode.
@@ -100,6 +107,7 @@ def topr(output: PolicyOutput, batch: TokenBatch) -> Tensor:
     )
 
 
+@needs("anchor")
 def vespo(
     output: PolicyOutput,
     batch: TokenBatch,

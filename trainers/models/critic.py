@@ -24,6 +24,7 @@ from agentrl.engines.loading import load_critic, scalar_head
 from agentrl.errors import TrainingError
 from agentrl.trainers.algorithms.losses import by_token, keep
 from agentrl.trainers.algorithms.parts import Aggregate, Step, with_options
+from agentrl.trainers.algorithms.timeline import Timeline, discounted
 from agentrl.trainers.batch import TokenBatch, in_parts
 from agentrl.trainers.config import CriticSettings
 
@@ -170,24 +171,48 @@ def explained_variance(returns: Moments, errors: Moments) -> float:
     return float(errors.spread <= noise)
 
 
-def value_metrics(batch: TokenBatch) -> dict[str, float]:
-    """What the critic knew before it saw these returns, over trained tokens; nothing where there
-    are none.
+def value_metrics(batch: TokenBatch, gamma: float = 1.0) -> dict[str, float]:
+    """What the critic knew before it saw these returns; nothing where no token is trained.
+
+    Outcomes are the rewards that came, discounted by `gamma` per trained token, without any V. What
+    the critic learns from are λ-returns, which hold V themselves: how well it fits those says less.
 
     Raises:
         ValueError: the batch has no values or no returns.
     """
     old_BT, returns_BT = _learned(batch)
-    values_N, returns_N = (full[batch.mask_BT].double() for full in (old_BT, returns_BT))
+    line = Timeline.of(batch)
+    values_N, returns_N = line.read(old_BT), line.read(returns_BT)
     if not len(values_N):
         return {}
-    return {
-        "value/explained_variance": explained_variance(
-            Moments.of(returns_N), Moments.of(returns_N - values_N)
+    outcomes_N = discounted(line.rewards_N, gamma * (~line.last_N).double())
+    first_N = torch.ones_like(line.last_N)
+    first_N[1:] = line.last_N[:-1]
+    at_first = {
+        "value/explained_variance_first": values_N[first_N],
+        "value/explained_variance_siblings": _mean_of_others(
+            outcomes_N[first_N], batch.group_E[line.episode_N[first_N]]
         ),
+    }
+    return {
+        "value/explained_variance": _explained(outcomes_N, values_N),
+        **{name: _explained(outcomes_N[first_N], said) for name, said in at_first.items()},
+        "value/lambda_explained_variance": _explained(returns_N, values_N),
         "value/mean": float(values_N.mean()),
         "return/mean": float(returns_N.mean()),
     }
+
+
+def _explained(targets_N: Tensor, said_N: Tensor) -> float:
+    return explained_variance(Moments.of(targets_N), Moments.of(targets_N - said_N))
+
+
+def _mean_of_others(outcomes_E: Tensor, group_E: Tensor) -> Tensor:
+    """The mean outcome of an episode's siblings; where it has none, that of all episodes."""
+    same_EE = (group_E[:, None] == group_E).double().fill_diagonal_(0)
+    siblings_E = same_EE.sum(1)
+    means_E = (same_EE @ outcomes_E) / siblings_E.clamp(min=1)
+    return torch.where(siblings_E > 0, means_E, outcomes_E.mean())
 
 
 def monte_carlo(credit: Sequence[Step]) -> tuple[Step, ...]:
@@ -247,12 +272,13 @@ class Critic:
         found = in_parts(batch, look, self.micro_tokens)
         return replace(batch, values_BT=found[0] if found else torch.zeros(batch.mask_BT.shape))
 
-    def fit(self, batch: TokenBatch, seed: int) -> dict[str, float]:
+    def fit(self, batch: TokenBatch, seed: int, gamma: float = 1.0) -> dict[str, float]:
         """All optimizer steps of one round towards `batch.returns_BT`.
 
         Args:
             batch: with values and returns.
             seed: of the order of the episodes.
+            gamma: of `value_metrics`.
 
         Returns:
             `value_metrics` of the round, and value/loss, value/clip_fraction, value/grad_norm
@@ -262,7 +288,7 @@ class Critic:
             ValueError: the batch has no values or no returns.
             TrainingError: loss or gradient is not a number; no step was taken with it.
         """
-        metrics = value_metrics(batch)
+        metrics = value_metrics(batch, gamma)
         history = [
             self._step(mini)
             for mini in batch.minibatches(self.minibatches, seed, self.settings.epochs)

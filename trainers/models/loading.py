@@ -19,7 +19,7 @@ def load_policy(path: str | Path, compute: Compute, adapter: str | Path | None =
 
     Args:
         path: a Hugging Face folder.
-        compute: device, precision, adapters, checkpointing.
+        compute: device, precision, dropout, adapters, checkpointing.
         adapter: a folder that `save_policy` wrote an adapter to, to continue from; None: a new one,
             which changes nothing before its first step.
 
@@ -32,7 +32,8 @@ def load_policy(path: str | Path, compute: Compute, adapter: str | Path | None =
             "compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or 'cpu'"
         )
     device = best_device() if compute.device == "auto" else compute.device
-    return equipped(load_model(path, device, dtype=policy_dtype(compute)), compute, adapter)
+    model = load_model(path, device, dropout=compute.dropout, dtype=policy_dtype(compute))
+    return equipped(model, compute, adapter)
 
 
 def policy_dtype(compute: Compute) -> torch.dtype:
@@ -64,7 +65,9 @@ def reference_of(model: Any, compute: Compute, initial: str | Path) -> torch.nn.
     """
     if compute.lora_rank:
         return AdapterOff(model)
-    loaded: torch.nn.Module = load_model(initial, dtype=reference_dtype(compute))
+    loaded: torch.nn.Module = load_model(
+        initial, dropout=compute.dropout, dtype=reference_dtype(compute)
+    )
     return loaded.to(model.device).requires_grad_(False).eval()
 
 

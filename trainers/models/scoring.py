@@ -185,7 +185,10 @@ def _way(model: torch.nn.Module, ids_BT: Tensor) -> _Way:
     always right.
     """
     if model not in _WAYS:
+        was_training = model.training
+        model.eval()  # two passes with dropout would differ, and draw what others are to draw
         _WAYS[model] = _compare(model, ids_BT[:1, :8])
+        model.train(was_training)
     return _WAYS[model]
 
 

@@ -7,23 +7,35 @@ Letters: N tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.engines.base import Sampling
+from agentrl.engines.loading import dropouts
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainers.algorithms.losses import MAX_LOG_RATIO
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
 Cause = Literal[
-    "stale weights", "temperature", "truncation", "precision", "other weights", "off-policy"
+    "stale weights",
+    "temperature",
+    "truncation",
+    "dropout",
+    "template",
+    "dtype",
+    "other weights",
+    "off-policy",
 ]
 
 STOP_GAP = 0.1
 """Mean gap (nats per token) that stops a run whatever its cause."""
+MOST_CUT = 0.002
+"""Share of a round's first trained tokens that the recipe may cut before the policy has moved."""
 WARN_EFFECTIVE = 0.5
 """Effective sample size, as a share of the tokens, below which a run is warned."""
 HALF_PRECISION_SHARE = 1 / 32
@@ -159,23 +171,103 @@ def largest_gap(model: Any) -> float:
 
 
 def judge_gap(
-    model: Any, batch: TokenBatch, metrics: dict[str, float], temperature: float
+    model: Any,
+    batch: TokenBatch,
+    metrics: dict[str, float],
+    temperature: float,
+    probed: float = torch.inf,
 ) -> list[Disagreement]:
     """What is wrong with a gap: nothing, or its likeliest cause.
+
+    A gap is too wide where rounding does not explain it, or where it alone makes the recipe cut
+    tokens, whatever the recipe's bounds are.
 
     Args:
         model: a Hugging Face causal language model with the weights that sampling should have used.
         batch: sampled tokens with the sampler's log-probabilities.
-        metrics: of `gap_metrics`; an absent gap is not judged.
+        metrics: of `gap_metrics`, and `parity/cut`; what is absent is not judged.
         temperature: of the scorer.
+        probed: mean gap of the last probe of the same weights.
     """
-    gap = metrics.get("parity/gap_mean", 0.0)
-    if gap <= largest_gap(model):
+    gap, cut = metrics.get("parity/gap_mean", 0.0), metrics.get("parity/cut", 0.0)
+    if gap <= largest_gap(model) and cut <= MOST_CUT:
         return []
-    cause, why = explain(*first_logits(model, batch), temperature)
-    stops = cause in ("temperature", "truncation") or not gap <= STOP_GAP
+    cause, why = find_cause(model, batch, temperature)
+    if cause == "other weights" and probed <= largest_gap(model):
+        cause = "template"
+        why = (
+            "on its probe the engine agrees, so these rows are not what it read: look at them by"
+            " `agentrl view`, and ask `agentrl check hf:MODEL` what the chat template does"
+        )
+    asked = cause == "dropout" and any(dropouts(model.config))
+    stops = cause in ("temperature", "truncation") or not (gap <= STOP_GAP or asked)
     said = f"{cause}: sampler and trainer disagree by {gap:.3g} nats per token"
+    if cut > MOST_CUT:
+        said += f", for which alone the recipe cuts {cut:.2g} of the tokens"
     return [Disagreement(cause, stops, f"{said}; {why}")]
+
+
+def find_cause(model: Any, batch: TokenBatch, temperature: float) -> tuple[Cause, str]:
+    """The likeliest cause of a gap: `explain`, and what only further looks at the model can tell.
+
+    Arguments as in `judge_gap`.
+    """
+    as_trained = mean_gap(first_logits(model, batch), temperature)
+    with _eval(model):
+        look = first_logits(model, batch)
+        calm = mean_gap(look, temperature)
+        if calm < as_trained / 2:
+            return (
+                "dropout",
+                f"{calm:.2g} are left without it: sampling drops nothing, so set compute.dropout=0",
+            )
+        found = explain(*look, temperature)
+        if found[0] == "other weights":
+            for words, other in _other_contexts(model, batch):
+                if mean_gap(first_logits(model, other), temperature) < calm / 10:
+                    return "template", f"they would agree if the trainer's rows began {words}"
+    return found
+
+
+def mean_gap(look: tuple[Tensor, Tensor, Tensor], temperature: float) -> float:
+    """Mean gap (nats per token) of what `first_logits` found."""
+    logits_NV, targets_N, sampler_N = look
+    trainer_NV = (logits_NV / temperature).log_softmax(-1).double()
+    return float((trainer_NV.gather(-1, targets_N[:, None])[:, 0] - sampler_N).abs().mean())
+
+
+def _other_contexts(model: Any, batch: TokenBatch) -> Iterator[tuple[str, TokenBatch]]:
+    """What an engine may have read instead: without the first token, or with one more."""
+    if not batch.mask_BT[:, 1].any():
+        cut = {name: getattr(batch, name)[:, 1:] for name in ("ids_BT", "mask_BT")}
+        yield (
+            "without their first token",
+            replace(batch, old_logprobs_BT=batch.old_logprobs_BT[:, 1:], **cut),
+        )
+    config = model.config.get_text_config()
+    ids = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+    for one in dict.fromkeys(one for one in ids if isinstance(one, int)):
+        ids_BT, mask_BT, old_BT = (
+            torch.nn.functional.pad(part, (1, 0), value=value)
+            for part, value in (
+                (batch.ids_BT, one),
+                (batch.mask_BT, False),
+                (batch.old_logprobs_BT, 0.0),
+            )
+        )
+        more = replace(batch, ids_BT=ids_BT, mask_BT=mask_BT, old_logprobs_BT=old_BT)
+        yield f"with token {one}", more
+
+
+@contextmanager
+def _eval(model: Any) -> Iterator[None]:
+    """The model without dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def judge_ratios(metrics: dict[str, float]) -> list[Disagreement]:
@@ -190,7 +282,7 @@ def judge_ratios(metrics: dict[str, float]) -> list[Disagreement]:
 def explain(
     logits_NV: Tensor, targets_N: Tensor, sampler_N: Tensor, temperature: float
 ) -> tuple[Cause, str]:
-    """The likeliest cause of a gap, and what to do about it.
+    """The likeliest cause of a gap that can be told from logits, and what to do about it.
 
     Args:
         logits_NV: of the trainer, before temperature.
@@ -218,7 +310,7 @@ def explain(
             "no token was less likely in the sampler: switch its top-p and top-k off",
         )
     if gap <= rounding / temperature:
-        return "precision", "half precision makes such gaps: sample in the trainer's dtype"
+        return "dtype", "half precision makes such gaps: sample in the trainer's dtype"
     return "other weights", "no setting explains it: load the trainer's weights into the engine"
 
 

@@ -99,8 +99,13 @@ class UpdateLog:
         Raises:
             ParityError: sampler and trainer disagree.
         """
-        gap = {} if self.steps else self._observer.agree(gap_metrics(self._fresh), fresh(mini))
-        self.steps.append(add_metrics(self._parts) | {"grad_norm": grad_norm, "updates": 0.0} | gap)
+        now, gap = add_metrics(self._parts), dict[str, float]()
+        if not self.steps:
+            judged, gap = fresh(mini), gap_metrics(self._fresh)
+            if judged.mask_BT.equal(mini.mask_BT):  # else what was learnt since is cut too
+                gap["parity/cut"] = now["clip_low"] + now["clip_high"]
+            gap = self._observer.agree(gap, judged)
+        self.steps.append(now | {"grad_norm": grad_norm, "updates": 0.0} | gap)
         self._parts = []
         return self.steps[-1]
 

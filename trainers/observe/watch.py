@@ -67,6 +67,7 @@ class Watch:
         self._model, self._engine, self._rollouts, self._listen = model, engine, rollouts, listen
         self._prompt_ids, self._temperature = tuple(prompt_ids), sampling.temperature
         self._before: Look | None = None
+        self._probed = float("inf")
         self._seen: set[str] = set()
         self._said: set[str] = set()
 
@@ -114,7 +115,7 @@ class Watch:
                         f"the trainer moved by {trainer:.2g} nats and the engine by {engine:.2g}"
                     )
                     found.append(_stale(f"on a fixed prompt {words}"))
-        self._before = now
+        self._before, self._probed = now, gap["parity/gap_mean"]
         self._report([*found, *judge_gap(self._model, batch, gap, self._temperature)])
         return metrics
 
@@ -124,7 +125,7 @@ class Watch:
         Raises:
             ParityError: it is too wide; the message names the likeliest cause.
         """
-        self._report(judge_gap(self._model, mini, gap, self._temperature))
+        self._report(judge_gap(self._model, mini, gap, self._temperature, self._probed))
         return gap
 
     def effective(self, ratios: dict[str, float]) -> dict[str, float]:

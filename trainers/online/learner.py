@@ -143,7 +143,8 @@ class Learner:
 
     def _fit_critic(self, critic: Critic, batch: TokenBatch, step: int) -> dict[str, float]:
         try:
-            return critic.fit(batch, self.seed_of("critic", step))
+            gamma = self.recipe.options.get("gamma", 1.0)
+            return critic.fit(batch, self.seed_of("critic", step), gamma)
         except TrainingError as error:
             kept = self.keep(batch, step + 1)
             raise TrainingError(f"round {step + 1}: {error}; the batch is in {kept}") from error

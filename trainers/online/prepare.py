@@ -11,6 +11,7 @@ from torch import Tensor
 from agentrl.trainers.batch import PolicyOutput, TokenBatch, in_parts
 from agentrl.trainers.models.critic import monte_carlo
 from agentrl.trainers.models.scoring import token_logprobs
+from agentrl.trainers.online.anchor import anchors_itself
 
 if TYPE_CHECKING:
     from agentrl.trainers.online.learner import Learner
@@ -28,11 +29,13 @@ def prepare(learner: Learner, batch: TokenBatch) -> TokenBatch:
         moved = replace(
             moved, ref_logprobs_BT=without_gradient(learner, learner.reference, moved).logprobs_BT
         )
-    if needs & {"proximal", "entropy", "anchor_top"}:
+    follows = anchors_itself(learner) and "anchor_kl_coef" in learner.recipe.rules()
+    if follows or needs & {"proximal", "entropy", "anchor_top"}:
         found = without_gradient(
             learner, learner.model, moved, LIKELIEST if "anchor_top" in needs else 0
         )
-        proximal_BT = found.logprobs_BT if needs & {"proximal", "anchor_top"} else None
+        read = follows or needs & {"proximal", "anchor_top"}
+        proximal_BT = found.logprobs_BT if read else None
         moved = replace(moved, proximal_logprobs_BT=proximal_BT, entropy_BT=found.entropy_BT)
         moved = replace(
             moved, top_logprobs_BTK=found.top_logprobs_BTK, top_ids_BTK=found.top_ids_BTK

@@ -6,7 +6,8 @@ Letters: B rows, T positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from agentrl.trainers.batch import PolicyOutput, TokenBatch
 from agentrl.trainers.models.moe import with_router_loss
 from agentrl.trainers.models.scoring import EntropyMode, token_logprobs
 from agentrl.trainers.observe.updates import UpdateLog
+from agentrl.trainers.online.anchor import Piece, anchored, anchors_itself, same_dropout
 from agentrl.trainers.online.prepare import LIKELIEST
 
 if TYPE_CHECKING:
@@ -34,16 +36,18 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
         ParityError: sampler and trainer disagree; nothing was trained on these samples.
     """
     config, recipe, model = learner.config, learner.recipe, learner.model
+    own_anchor = anchors_itself(learner)
     for group in learner.optimizer.param_groups:
         group["lr"] = config.learning_rate * config.schedule.share(step, config.steps)
     model.train()
-    seed = learner.seed_of("minibatches", step)
-    for mini in batch.minibatches(config.minibatches, seed, recipe.epochs):
-        mini = recipe.correct(mini).to(model.device)
-        rows = mini if recipe.regularisers else mini.informative()
-        micros = list(rows.split(config.compute.micro_tokens))
-        for micro in micros:
-            output = policy_output(learner, micro)
+    pieces = _pieces(learner, batch, step)
+    pieces = anchored(learner, pieces, step) if own_anchor else pieces
+    for number, (mini, micros) in enumerate(pieces):
+        for index, micro in enumerate(micros):
+            with same_dropout(learner, step, number, index):
+                output = policy_output(learner, micro)
+            if own_anchor and number == 0:  # nothing has moved yet: its own word, bit for bit
+                micro = replace(micro, proximal_logprobs_BT=output.logprobs_BT.detach())
             loss, metrics = recipe.loss(output, micro)
             loss.backward()
             log.micro(output, micro, metrics)
@@ -61,6 +65,16 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
             if too_far:
                 return
         log.trained(mini, batch.n_episodes)
+
+
+def _pieces(learner: Learner, batch: TokenBatch, step: int) -> Iterable[Piece]:
+    """The optimizer steps of a round: each minibatch, corrected, and what is scored of it."""
+    config, recipe = learner.config, learner.recipe
+    seed = learner.seed_of("minibatches", step)
+    for mini in batch.minibatches(config.minibatches, seed, recipe.epochs):
+        mini = recipe.correct(mini).to(learner.model.device)
+        rows = mini if recipe.regularisers else mini.informative()
+        yield mini, list(rows.split(config.compute.micro_tokens))
 
 
 def policy_output(learner: Learner, micro: TokenBatch) -> PolicyOutput:

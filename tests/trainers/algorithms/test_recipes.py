@@ -72,6 +72,7 @@ FIELDS = {
     "proximal": ("proximal_logprobs_BT",),
     "critic": ("values_BT",),
     "greedy": ("greedy_reward_E",),
+    "anchor": (),
     "entropy": ("entropy_BT",),
     "entropy_gradient": ("output.entropy_BT",),
     "top": ("output.top_logprobs_BTK",),

@@ -254,6 +254,34 @@ def test_of_no_tokens_there_is_none():
     assert Critic(opinionated(), STEADY).fit(batch, 0) == {"value/updates": 0.0}
 
 
+def test_outcomes_and_lambda_returns_are_explained_apart():
+    """Two groups of two episodes of two tokens, discounted by a half: G is (1/2, 1) where one
+    passed. V knows the outcome at the second token alone; R is V itself.
+    """
+    played = [
+        Group(
+            tuple(
+                episode(branch(2, (2, 0)), reward=reward, task=task, sample=i)
+                for i, reward in enumerate(rewards)
+            )
+        )
+        for task, rewards in (("t", (1.0, 0.0)), ("u", (1.0, 1.0)))
+    ]
+    batch = pack(played, PAD)
+    values_BT = torch.zeros(batch.mask_BT.shape)
+    values_BT[batch.mask_BT] = torch.tensor([0.0, 1, 0, 0, 0, 1, 0, 1])
+    found = value_metrics(replace(batch, values_BT=values_BT, returns_BT=values_BT), gamma=0.5)
+    outcomes = [0.5, 1, 0, 0, 0.5, 1, 0.5, 1]
+    assert found["value/explained_variance"] == pytest.approx(
+        explained(outcomes, [0, 1, 0, 0, 0, 1, 0, 1])
+    )
+    assert found["value/explained_variance_first"] == 0
+    assert found["value/explained_variance_siblings"] == pytest.approx(
+        explained([0.5, 0, 0.5, 0.5], [0, 0.5, 0.5, 0.5])
+    )
+    assert found["value/lambda_explained_variance"] == 1
+
+
 # --- learning
 
 

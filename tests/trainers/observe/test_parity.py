@@ -17,6 +17,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import PolicyOutput
 from agentrl.trainers.models.loading import in_bfloat16
+from agentrl.trainers.models.scoring import frozen_logprobs
 from agentrl.trainers.models.weights import PolicyWeights
 from agentrl.trainers.observe import parity, watch
 from agentrl.trainers.observe.parity import ParityError, Tokens
@@ -172,12 +173,79 @@ def test_half_precision_is_named_once_and_only_warned_of(run):
     run.confirm()
     run.confirm()
     (warning,) = run.warnings
-    assert warning.startswith("precision: ")
+    assert warning.startswith("dtype: ")
     run.model.to(torch.bfloat16)
     run.warnings.clear()
     run.watch._said.clear()
     run.confirm()
     assert run.warnings == []
+
+
+def seen(run):
+    """The answers of the probe as a batch, and the gap of the trainer as it is now."""
+    answers = asyncio.run(run.watch._ask())
+    batch = watch._packed(PROMPT, answers)
+    logprobs_BT = frozen_logprobs(run.model, batch)
+    return parity.gap_metrics([parity.trained_tokens(PolicyOutput(logprobs_BT), batch)]), batch
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("asked", [False, True])
+def test_dropout_is_named_and_stops_only_where_nobody_asked_for_it(run, asked, seed):
+    run.confirm()
+    torch.manual_seed(seed)
+    for layer in run.model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    run.model.config.attention_dropout = 0.3 if asked else 0.0
+    run.model.train()
+    gap, batch = seen(run)
+    if asked:
+        run.watch.agree(gap, batch)
+        assert run.model.training and run.warnings[0].startswith("dropout: ")
+    else:
+        with pytest.raises(ParityError, match=r"dropout: .* so set compute\.dropout=0"):
+            run.watch.agree(gap, batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda ids: ids[1:], "template: .* if the trainer's rows began without their first"),
+        (lambda ids: (7, *ids), "template: .* if the trainer's rows began with token 7"),
+    ],
+)
+def test_an_engine_that_reads_other_ids_is_named(run, change, sentence):
+    run.model.config.bos_token_id = 7
+    generate = run.engine.generate
+    run.engine.generate = lambda ids, asked, seed: generate(change(tuple(ids)), asked, seed=seed)
+    with pytest.raises(ParityError, match=sentence):
+        run.confirm()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_the_engine_did_not_read_are_named(run, seed):
+    """As a template makes them that rewrites what was said before."""
+    run.confirm()
+    gap, batch = seen(run)
+    run.watch.agree(gap, batch)
+    place = int(torch.randint(2, len(PROMPT), (), generator=torch.Generator().manual_seed(seed)))
+    batch.ids_BT[:, place] = 60
+    logprobs_BT = frozen_logprobs(run.model, batch)
+    gap = parity.gap_metrics([parity.trained_tokens(PolicyOutput(logprobs_BT), batch)])
+    with pytest.raises(ParityError, match=r"template: .* these rows are not what it read"):
+        run.watch.agree(gap, batch)
+
+
+def test_a_gap_is_judged_by_what_the_recipe_cuts_for_it(run):
+    run.confirm()
+    run.engine.model = copy.deepcopy(run.model).to(torch.bfloat16)
+    batch = seen(run)[1]
+    gap = {"parity/gap_mean": 1e-4, "parity/cut": 0.002}
+    run.watch.agree(gap, batch)
+    assert run.warnings == []
+    run.watch.agree(gap | {"parity/cut": 0.3}, batch)
+    (warning,) = run.warnings
+    assert warning.startswith("dtype: ") and "alone the recipe cuts 0.3 of the tokens" in warning
 
 
 # The pure parts
@@ -234,10 +302,10 @@ def test_what_stands_at_mask_0_and_micro_batches_change_nothing():
         assert measure(split) == pytest.approx(measure(whole))
 
 
-def test_what_the_sampler_read_off_the_trainers_own_logits_is_precision():
+def test_what_the_sampler_read_off_the_trainers_own_logits_is_dtype():
     logits_NV = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
     targets_N = torch.arange(64) % 50
-    for warmth, cause in ((1.0, "precision"), (0.7, "temperature")):
+    for warmth, cause in ((1.0, "dtype"), (0.7, "temperature")):
         sampler_N = (logits_NV / warmth).log_softmax(-1)[range(64), targets_N].double()
         assert parity.explain(logits_NV, targets_N, sampler_N, 1.0)[0] == cause
 

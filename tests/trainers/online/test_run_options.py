@@ -88,6 +88,7 @@ OWN = {
 KL_TARGET = [{"recipe": "ppo_penalty", "loss": {"kl_target": target}} for target in (1e-6, 1e6)]
 CRITIC = {"learning_rate": 1e-3, "epochs": 2, "value_clip": 1e-3, "warmup": 1}
 COMPUTE = {"dtype": ({}, {"dtype": "bfloat16"}), "lora_rank": ({}, {"lora_rank": 2})}
+COMPUTE["dropout"] = ({}, {"dropout": 0.3})
 COMPUTE["lora_alpha"] = ({"lora_rank": 2}, {"lora_rank": 2, "lora_alpha": 1})
 HELD_OUT = {"tasks": {"tasks": 5}, "samples": {"samples": 2}}
 OPTIMIZER = {"betas": [0.5, 0.6], "weight_decay": 0.9, "max_grad_norm": 1e-3}
