@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import REPO
@@ -44,10 +45,17 @@ def bit_equal_tests(setting, *words, **more):
     return python(setting, "-m", "pytest", *plugin, *words, *ROOMS, **more)
 
 
+@pytest.fixture(scope="module")
+def played():
+    """All settings, two at a time."""
+    with ThreadPoolExecutor(2) as threads:
+        return dict(zip(SETTINGS, threads.map(bit_equal_tests, SETTINGS), strict=True))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_equal_bit_for_bit_wherever_weights_lie(setting):
-    done = bit_equal_tests(setting)
+def test_equal_bit_for_bit_wherever_weights_lie(played, setting):
+    done = played[setting]
     assert done.returncode == 0, done.stdout[-5000:]
 
 
