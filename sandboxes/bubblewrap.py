@@ -28,8 +28,8 @@ _GROUP = f"sandbox:x:{UID}:\n"
 _FILTER = "seccomp"
 _uids = itertools.count(os.getpid() * 64)
 _ENDING_S = 1.0
-# What the kernel else counts per user, for all sandboxes of an ordinary one together: at most so many
-# of each in one sandbox (namespaces(7)). Its supervisor never has the right to change them.
+# What the kernel else counts per user, for all sandboxes of an ordinary one together: at most so
+# many of each in one sandbox (namespaces(7)). Its supervisor has no right to change them.
 PER_SANDBOX = {
     "max_fanotify_groups": 4,
     "max_fanotify_marks": 4096,
