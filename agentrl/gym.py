@@ -19,9 +19,9 @@ from agentrl.aio import LoopThread, is_cancelled
 from agentrl.calls import Guard
 from agentrl.chat.parsers import FORMATTERS, PARSERS
 from agentrl.env import Step, ToolEnv
-from agentrl.errors import ConfigError, ToolFault, UserError, boundary
+from agentrl.errors import ConfigError, ToolFault, boundary
 from agentrl.policies.base import noop
-from agentrl.rollout.blame import blame
+from agentrl.rollout.blame import blame, is_for_user
 from agentrl.rollout.play import Setting, judge, play_witness
 from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import SandboxPool
@@ -230,10 +230,9 @@ class GymEnv(gymnasium.Env[str, str]):
         """One turn, and how the episode ends where that fails."""
         try:
             return await self._play(task, message)
-        except UserError:
-            raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            stopped = isinstance(error, asyncio.CancelledError) and is_cancelled()
+            if stopped or is_for_user(error, spoke=True):
                 raise
             await self._lease.aclose()  # the witness needs a sandbox, too
             setting = Setting(self._make, noop(), self._pool)
@@ -267,11 +266,9 @@ class GymEnv(gymnasium.Env[str, str]):
 
     async def _leave(self) -> None:
         """Close the environment and give its sandbox back."""
-        try:
-            async with boundary(ToolFault, f"{self.env.id}: close"):
-                await self._runner.close()
-        finally:
-            await self._lease.aclose()
+        async with boundary(ToolFault, f"{self.env.id}: close"):
+            await self._runner.close()
+        await self._lease.aclose()
 
     async def _close(self) -> None:
         pool, self._pool = self._pool, None

@@ -14,7 +14,7 @@ from agentrl.calls import Guard
 from agentrl.env import ToolEnv
 from agentrl.errors import ToolFault, UserError, VerifierError, WallLimitMet, boundary
 from agentrl.policies.base import Player, Policy, usage_of
-from agentrl.rollout.blame import answers, blame, oracle
+from agentrl.rollout.blame import answers, blame, is_for_user, oracle
 from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
@@ -85,10 +85,9 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
         return _unmade(setting, task, key, error)
     try:
         end, score = await _attempt(setting, task, key, progress)
-    except UserError:
-        raise
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+        stopped = isinstance(error, asyncio.CancelledError) and is_cancelled()
+        if stopped or is_for_user(error, progress.spoke):
             raise
 
         async def witness() -> None:

@@ -53,7 +53,8 @@ CODE = {
         "    socket.send_fds(a, [b'x'], [a.fileno(), b.fileno()])"
     ),
     "all inotify instances": (
-        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nwhile libc.inotify_init1(0) >= 0: pass\n"
+        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\n"
+        "while libc.inotify_init1(0) >= 0: pass\n"
         "if os.fork() == 0: time.sleep(1000)"
     ),
     "waiting signals": (
