@@ -235,7 +235,7 @@ class GymEnv(gymnasium.Env[str, str]):
             if stopped or is_for_user(error, spoke=True):
                 raise
             await self._lease.aclose()  # the witness needs a sandbox, too
-            setting = Setting(self._make, noop(), self._pool)
+            setting = Setting(self._make, noop(), self._pool, guard=self._guard)
             key = EpisodeKey("gym", 0, task.id, 0)
             end, score = await blame(
                 error, True, task.threshold, lambda: play_witness(setting, task, key)
