@@ -1,5 +1,6 @@
 """What the kernel counts per user is shared out: one sandbox cannot take it from the others."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 from helpers import REPO
+from hostile import BACKENDS, LIMITS, X86
 
 USERS = [
     "nobody",
@@ -77,3 +79,21 @@ def test_one_sandbox_leaves_the_others_theirs(bubblewrap, kind, user):
     got, theirs, ours, told, caps = json.loads(done.stdout)
     assert 0 < got <= 1024 and (theirs, ours) == ("True", "True")
     assert told != 0 and caps == ["0" * 16], "no command may raise what its sandbox gets"
+
+
+@pytest.mark.skipif(not X86, reason="calls io_setup by its number on x86-64")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_the_whole_machine_has_so_many_of_is_absent(backend, request):
+    """Contexts of asynchronous reads and writes: 65,536 places, those of the host among them."""
+    request.getfixturevalue(backend)
+    code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    code += "print(libc.syscall(206, 8192, ctypes.byref(ctypes.c_ulong())), ctypes.get_errno())"
+
+    async def main():
+        box = await BACKENDS[backend]().open("agent", LIMITS)
+        try:
+            return (await box.exec(["/usr/bin/python3", "-c", code])).stdout
+        finally:
+            await box.close()
+
+    assert asyncio.run(main()) == b"-1 38\n"
