@@ -25,6 +25,7 @@ class LoopThread:
 
     def __init__(self, name: str = "agentrl-loop") -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = threading.RLock()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -67,13 +68,17 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Cancel what still runs, wait for its clean-up, end the thread; safe to call twice."""
-        if not self.is_closed:
-            self.submit(_cancel_all()).result(timeout=_CLEANUP_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
-        if not self._thread.is_alive():
-            self._loop.close()
+        """Cancel what still runs, wait for its clean-up, end the thread.
+
+        Safe to call twice, also from two threads at once: the second waits for the first.
+        """
+        with self._closing:
+            if not self.is_closed:
+                self.submit(_cancel_all()).result(timeout=_CLEANUP_S)
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(timeout=10)
+            if not self._thread.is_alive():
+                self._loop.close()
 
 
 async def _cancel_all() -> None:

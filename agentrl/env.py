@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentrl.errors import ContractError
+from agentrl.errors import ContractError, NoSandbox
 from agentrl.sandboxes.base import Isolation, Sandbox, SandboxLimits, SandboxNeed
 from agentrl.sandboxes.network import Allow
 from agentrl.tools import tools_of
@@ -128,9 +128,9 @@ class ToolEnv:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The episode's sandbox; a ContractError without `needs_sandbox = True`."""
+        """The episode's sandbox; a NoSandbox error without `needs_sandbox = True`."""
         if self._sandbox is None:
-            raise ContractError(f"{type(self).__name__} has no sandbox: set needs_sandbox = True")
+            raise NoSandbox(f"{type(self).__name__} has no sandbox: set needs_sandbox = True")
         return self._sandbox
 
     @sandbox.setter

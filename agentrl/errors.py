@@ -5,6 +5,7 @@
     │   ├── ConfigError          a setting or a command-line value
     │   ├── TaskError            a task row that cannot be admitted
     │   ├── ContractError        an environment, sandbox or verifier breaks its contract
+    │   │   └── NoSandbox            an environment uses a sandbox and does not ask for one
     │   └── TemplateError        a chat template that cannot carry exact tokens
     ├── TrainingError        training cannot go on
     └── InfraError           no score, unless the agent is to blame: see `agentrl.rollout.blame`
@@ -47,6 +48,10 @@ class TaskError(UserError):
 
 class ContractError(UserError):
     """An environment, sandbox or verifier breaks the contract of its room."""
+
+
+class NoSandbox(ContractError):
+    """An environment uses a sandbox and does not say that it needs one."""
 
 
 class TemplateError(UserError):

@@ -6,6 +6,7 @@ inside a running event loop.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -14,15 +15,19 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from agentrl.aio import LoopThread
+from agentrl.aio import LoopThread, is_cancelled
 from agentrl.calls import Guard
 from agentrl.chat.parsers import FORMATTERS, PARSERS
 from agentrl.env import Step, ToolEnv
-from agentrl.errors import ConfigError, ToolFault, VerifierError, boundary
+from agentrl.errors import ConfigError, ToolFault, boundary
+from agentrl.policies.base import noop
+from agentrl.rollout.blame import blame, is_for_user
+from agentrl.rollout.play import Setting, judge, play_witness
 from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import SandboxPool
+from agentrl.trajectory import EpisodeKey
 from agentrl.types import Ending, Message, Score, Task, ToolCall
-from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.base import Submission
 
 _MAX_CHARS = 1_000_000
 
@@ -154,6 +159,9 @@ class GymEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one assistant turn, given as text.
 
+        What fails from the first step on ends the episode as the agent's fault, unless a witness
+        without the agent meets it too (`agentrl.rollout.blame`).
+
         Raises:
             InfraError: infrastructure failed; there is no made-up reward.
         """
@@ -219,6 +227,24 @@ class GymEnv(gymnasium.Env[str, str]):
             return await self._runner.reset(task.view(), seed=seed, sandbox=sandbox, guard=guard)
 
     async def _step(self, task: Task, message: Message) -> tuple[Step, Score | None]:
+        """One turn, and how the episode ends where that fails."""
+        try:
+            return await self._play(task, message)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            stopped = isinstance(error, asyncio.CancelledError) and is_cancelled()
+            if stopped or is_for_user(error, spoke=True):
+                raise
+            await self._lease.aclose()  # the witness needs a sandbox, too
+            setting = Setting(self._make, noop(), self._pool, guard=self._guard)
+            key = EpisodeKey("gym", 0, task.id, 0)
+            end, score = await blame(
+                error, True, task.threshold, lambda: play_witness(setting, task, key)
+            )
+            if score.value is None:
+                raise
+            return Step((), end), score
+
+    async def _play(self, task: Task, message: Message) -> tuple[Step, Score | None]:
         async with boundary(ToolFault, f"{self.env.id}: step"):
             step = await self._runner.step(message)
         if step.end is None:
@@ -236,10 +262,7 @@ class GymEnv(gymnasium.Env[str, str]):
             opening=self._opening,
             untrusted=self.env.untrusted,
         )
-        score = await grade(self.env.verifier, submission, self.env.verifier_s)
-        if score.value is None:
-            raise VerifierError(score.why)
-        return step, score
+        return step, await judge(self.env, submission)
 
     async def _leave(self) -> None:
         """Close the environment and give its sandbox back."""

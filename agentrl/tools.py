@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 
 from agentrl.aio import is_cancelled, run_in_thread
 from agentrl.calls import ToolResult, printable
-from agentrl.errors import AgentRLError, ContractError
+from agentrl.errors import ContractError, InfraError, NoSandbox
 from agentrl.types import BadCall, Effect, ToolCall, ToolSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -185,12 +185,13 @@ class CheckedCall:
 
         Raises:
             InfraError: the sandbox or another part below the tool is gone.
+            NoSandbox: the environment does not say that it needs one.
         """
         clock = asyncio.timeout(timeout_s)
         try:
             async with clock:
                 return ToolResult(_text(await _invoke(self.tool.function, self.values)))
-        except AgentRLError:
+        except (InfraError, NoSandbox):
             raise
         except asyncio.CancelledError as error:
             if is_cancelled():

@@ -28,6 +28,24 @@ _GROUP = f"sandbox:x:{UID}:\n"
 _FILTER = "seccomp"
 _uids = itertools.count(os.getpid() * 64)
 _ENDING_S = 1.0
+# What the kernel else counts per user, for all sandboxes of an ordinary one together: at most so
+# many of each in one sandbox (namespaces(7)). Its supervisor has no right to change them.
+PER_SANDBOX = {
+    "max_fanotify_groups": 4,
+    "max_fanotify_marks": 4096,
+    "max_inotify_instances": 4,
+    "max_inotify_watches": 4096,
+}
+SIGNALS = 1024
+"""Signals and timers that may wait at the same time."""
+_USER = "/proc/sys/user"
+_START = (
+    " && ".join(
+        f"{{ [ ! -e {_USER}/{name} ] || echo {value} >{_USER}/{name}; }}"
+        for name, value in PER_SANDBOX.items()
+    )
+    + ' && exec setpriv --ambient-caps=-all --inh-caps=-all --bounding-set=-all "$@"'
+)
 _SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of bubblewrap itself; of the supervisor in it
 
 
@@ -149,7 +167,8 @@ def _place(limits: SandboxLimits, group: MemoryGroup | None) -> Place:
         private=True,
         others=("/dev/shm", "/dev/mqueue"),
         env=COMMON_ENV | {"PATH": "/usr/bin:/bin", "HOME": f"{AREA}/work", "TMPDIR": "/tmp"},
-        rlimits=rlimits(limits) | {"nproc": limits.processes + 1, "msgqueue": 0},
+        rlimits=rlimits(limits)
+        | {"nproc": limits.processes + 1, "msgqueue": 0, "sigpending": SIGNALS},
         demands=frozenset({"traceless", "adopts", "limited", *(["bounded"] if group else [])}),
         memory=group.files if group else (),
     )
@@ -176,6 +195,8 @@ def missing() -> str | None:
     """Why bubblewrap cannot be used here, with the fix; None if it can. Starts no sandbox."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the Debian package bubblewrap"
+    if shutil.which("setpriv") is None:
+        return "the sandbox needs setpriv: install the Debian package util-linux"
     if not os.access(PYTHON, os.X_OK):
         return f"the sandbox needs {PYTHON}: install the Debian package python3"
     for switch, off in (
@@ -211,8 +232,7 @@ def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
         "--as-pid-1",
     ]
     argv += [
-        "--cap-drop",
-        "ALL",
+        *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_RESOURCE", "--cap-add", "CAP_SETPCAP"),
         "--uid",
         str(UID),
         "--gid",
@@ -238,9 +258,7 @@ def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
     argv += [
         "--proc",
         "/proc",
-        "--ro-bind",
-        "/proc/sys",
-        "/proc/sys",
+        *("--ro-bind", "/proc/sys", "/proc/sys", "--bind", _USER, _USER),
         "--dev",
         "/dev",
         "--mqueue",
@@ -258,4 +276,5 @@ def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
     ]
     argv += ["--size", str(limits.disk_mb << 20), "--perms", "0755", "--tmpfs", AREA]
     argv += ["--symlink", f"{AREA}/tmp", "/tmp", "--remount-ro", "/"]
-    return [*argv, "--", PYTHON, "-I", "-S", "-B", "/supervisor.pyz"]
+    argv += ["--", "/bin/sh", "-c", _START, "sh"]
+    return [*argv, PYTHON, "-I", "-S", "-B", "/supervisor.pyz"]

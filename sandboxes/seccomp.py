@@ -60,6 +60,9 @@ DENIED = {
     "open_by_handle_at": (304, 265),
     "syslog": (103, 116),
 }
+# As if the kernel had not been built with it: its contexts are so many for the whole machine
+# (fs.aio-max-nr), and one sandbox could hold them all.
+ABSENT = {"io_setup": (206, 0)}
 # What a need permits, of all that belongs to it; process 1 is not traceable in any case.
 PERMITTED: dict[SandboxNeed, tuple[str, ...]] = {
     "ptrace": ("ptrace", "process_vm_readv", "process_vm_writev"),
@@ -110,7 +113,8 @@ def filter_program(machine: str | None = None, needs: Iterable[SandboxNeed] = ()
     refuse, unknown = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     code = [_op(_LOAD, _ARCH), _op(_EQUAL, audit, 1, 0), _op(_RETURN, refuse)]
     code += [_op(_LOAD, _NR), _op(_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _op(_RETURN, unknown)]
-    code += _rule(_CLONE3[at], [_op(_RETURN, unknown)])
+    for numbers in (_CLONE3, *ABSENT.values()):
+        code += _rule(numbers[at], [_op(_RETURN, unknown)])
     permitted = {name for need in needs for name in PERMITTED[need]}
     for numbers in (numbers for name, numbers in DENIED.items() if name not in permitted):
         code += _rule(numbers[at], [_op(_RETURN, refuse)])

@@ -25,13 +25,6 @@ class Sampling:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise ValueError(f"sampling settings out of range: {self}")
 
-    @property
-    def is_truncated(self) -> bool:
-        """Whether some tokens can never be drawn; a trainer cannot score such samples without the
-        sampling mask.
-        """
-        return self.top_p < 1 or self.top_k > 0 or self.temperature == 0
-
 
 @dataclass(frozen=True, slots=True)
 class Generation:

@@ -16,23 +16,22 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import ConfigError
 from agentrl.evaluation.resume import PLAN
 from agentrl.policies.base import noop
 from agentrl.records.files import read_episodes, write_bytes_atomic
 from agentrl.registry import factory
-from agentrl.rollout.play import Setting, derive_seed
+from agentrl.rollout.play import Setting, derive_seed, judge_by_witness
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
-from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Score, Task
-from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.base import Submission
 
 _SEARCHED = 1000
 """Tasks of an endless split that are looked at, beside four for each one that is wanted."""
@@ -109,10 +108,11 @@ def regrade(
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]
     pool = pool_for(make(), plan.sandbox)
-    rollouts = Rollouts(Setting(make, noop(), pool))
+    setting = Setting(make, noop(), pool)
+    rollouts = Rollouts(setting)
     try:
         works = [_Work(episode, *found[episode.task.id]) for episode in due]
-        scores = rollouts.run(_grade_all(make(), works, pool, progress))
+        scores = rollouts.run(_grade_all(setting, works, progress))
     finally:
         rollouts.close()
     rows = [_row(episode, score) for episode, score in zip(due, scores, strict=True)]
@@ -202,7 +202,7 @@ def _skipped(episode: Episode, found: Mapping[str, tuple[Task, int]]) -> str:
 
 
 async def _grade_all(
-    env: ToolEnv, works: Sequence[_Work], pool: SandboxPool, progress: Callable[[int, int], None]
+    setting: Setting, works: Sequence[_Work], progress: Callable[[int, int], None]
 ) -> list[Score]:
     room = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
     done = itertools.count(1)
@@ -210,28 +210,25 @@ async def _grade_all(
 
     async def one(work: _Work) -> Score:
         async with room:
-            score = await _grade(env, work, pool)
+            score = await _grade(setting, work)
         progress(next(done), len(works))
         return score
 
     return await asyncio.gather(*map(one, works))
 
 
-async def _grade(env: ToolEnv, work: _Work, pool: SandboxPool) -> Score:
+async def _grade(setting: Setting, work: _Work) -> Score:
     episode, key = work.episode, work.episode.key
     submission = Submission(
         work.task,
         episode.messages,
         episode.end,
         episode.artifacts,
-        pool,
+        setting.pool,
         derive_seed(work.seed, key.task, key.step, key.sample, "grade"),
-        untrusted=env.untrusted,
+        untrusted=setting.make().untrusted,
     )
-    try:
-        return await grade(env.verifier, submission, env.verifier_s)
-    except InfraError as error:
-        return Score.failed(f"{type(error).__name__}: {error}")
+    return (await judge_by_witness(replace(setting, seed=work.seed), submission, key))[1]
 
 
 def _row(episode: Episode, score: Score) -> dict[str, Any]:

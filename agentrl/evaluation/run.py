@@ -136,6 +136,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         )
         parts.callback(rollouts.close)
         parts.callback(lambda: rollouts.run(close_policy(policy)))
+        parts.callback(rollouts.cancel)  # first: nothing may ask what is closed
         refused = rollouts.run(_refused(env, tasks, pool))
         admitted = [task for task in tasks if task.id not in refused]
         if not admitted:

@@ -20,12 +20,14 @@ from agentrl.env import ToolEnv
 from agentrl.errors import (
     AnswerFailed,
     BackendAway,
+    ContractError,
     EngineAborted,
     EngineAway,
     EngineBroken,
     EngineError,
     InfraError,
     SandboxLost,
+    TemplateError,
     ToolFault,
     UserError,
     VerifierError,
@@ -80,6 +82,15 @@ async def blame(
     return EndReason.AGENT_FAULT, Score(
         value, {}, f"{reason_of(error).value} where a witness without the agent had none: {last}"
     )
+
+
+def is_for_user(error: BaseException, spoke: bool) -> bool:
+    """Whether an error says what is wrong for every episode: the run ends with its sentence.
+
+    A ConfigError or a TaskError may also be what an environment says of an agent's words.
+    """
+    wrong = (ContractError, TemplateError) if spoke else (UserError,)
+    return isinstance(error, wrong)
 
 
 def reason_of(error: BaseException) -> EndReason:

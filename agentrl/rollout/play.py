@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from agentrl.calls import Guard
 from agentrl.env import ToolEnv
 from agentrl.errors import ToolFault, UserError, VerifierError, WallLimitMet, boundary
 from agentrl.policies.base import Player, Policy, usage_of
-from agentrl.rollout.blame import answers, blame, oracle
+from agentrl.rollout.blame import answers, blame, is_for_user, oracle
 from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
@@ -76,13 +77,17 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
     Raises:
         UserError: the environment or the task is wrong for every episode alike.
     """
-    progress = _Progress(setting.make())
     try:
-        end, score = await _attempt(setting, task, key, progress)
+        progress = _Progress(setting.make())
     except UserError:
         raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a constructor may raise anything
+        return _unmade(setting, task, key, error)
+    try:
+        end, score = await _attempt(setting, task, key, progress)
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+        stopped = isinstance(error, asyncio.CancelledError) and is_cancelled()
+        if stopped or is_for_user(error, progress.spoke):
             raise
 
         async def witness() -> None:
@@ -90,10 +95,52 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
                 env, opening = progress.env, progress.history[: progress.opening]
                 await answers(setting.policy, task, env.limits, opening, env.tools)
             else:
-                await _attempt(setting.witness(), task, key, _Progress(setting.make()))
+                await play_witness(setting, task, key)
 
         end, score = await blame(error, progress.spoke, task.threshold, witness)
     return _episode(progress, task, key, end, score)
+
+
+async def play_witness(setting: Setting, task: Task, key: EpisodeKey) -> None:
+    """Play and judge the same episode without the agent.
+
+    Raises:
+        Exception: whatever broke.
+    """
+    await _attempt(setting.witness(), task, key, _Progress(setting.make()))
+
+
+async def judge(env: ToolEnv, submission: Submission) -> Score:
+    """The verdict, asked for once more where there was none.
+
+    Raises:
+        InfraError: there is none.
+    """
+    score = await grade(env.verifier, submission, env.verifier_s)
+    if score.value is None:  # once more: what fails for a moment is nobody's fault
+        score = await grade(env.verifier, submission, env.verifier_s)
+    if score.value is None:
+        raise VerifierError(score.why)
+    return score
+
+
+async def judge_by_witness(
+    setting: Setting, submission: Submission, key: EpisodeKey
+) -> tuple[EndReason, Score]:
+    """The ending and the verdict of what an agent handed in earlier, by the rule of `blame`.
+
+    Raises:
+        UserError: the witness found that the environment or the task is wrong.
+    """
+    try:
+        return submission.end, await judge(setting.make(), submission)
+    except Exception as error:  # noqa: BLE001 - whatever it is, somebody is to blame
+        return await blame(
+            error,
+            True,
+            submission.task.threshold,
+            lambda: play_witness(setting, submission.task, key),
+        )
 
 
 async def _attempt(
@@ -108,12 +155,7 @@ async def _attempt(
     if end is EndReason.WALL_TIME and setting.deterministic:
         limit_s = progress.env.limits.wall_s
         raise WallLimitMet(f"the wall limit of {limit_s:g} s was met in a deterministic run")
-    score = await _judge(setting, task, key, progress, end)
-    if score.value is None:  # once more: what fails for a moment is nobody's fault
-        score = await _judge(setting, task, key, progress, end)
-    if score.value is None:
-        raise VerifierError(score.why)
-    return end, score
+    return end, await judge(progress.env, _submission(setting, task, key, progress, end))
 
 
 async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
@@ -191,10 +233,10 @@ async def _closing(runner: Runner) -> AsyncIterator[None]:
             await runner.close()
 
 
-async def _judge(
+def _submission(
     setting: Setting, task: Task, key: EpisodeKey, progress: _Progress, end: EndReason
-) -> Score:
-    submission = Submission(
+) -> Submission:
+    return Submission(
         task=task,
         messages=tuple(progress.history),
         end=end,
@@ -204,7 +246,6 @@ async def _judge(
         opening=progress.opening,
         untrusted=progress.env.untrusted,
     )
-    return await grade(progress.env.verifier, submission, progress.env.verifier_s)
 
 
 def _episode(
@@ -223,6 +264,14 @@ def _episode(
         artifacts=progress.artifacts,
         failure=score.why if score.value is None else "",
     )
+
+
+def _unmade(setting: Setting, task: Task, key: EpisodeKey, error: BaseException) -> Episode:
+    """The episode of an environment whose constructor raised: nobody has played it."""
+    why = "".join(traceback.format_exception(error)) + "(raised by the environment's constructor)"
+    env = str(getattr(setting.make, "id", ""))
+    score = Score.failed(why)
+    return Episode(key, env, task.view(), "", (), EndReason.TOOL_FAULT, score, failure=why)
 
 
 def derive_seed(*parts: object) -> int:

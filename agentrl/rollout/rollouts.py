@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -126,6 +127,7 @@ class Rollouts:
         self._on_episode = on_episode or (lambda episode: None)
         self._check_places()
         self._thread = LoopThread()
+        self._closing = threading.RLock()
         self._dispatched: set[asyncio.Task[Any]] = set()
         self._room = asyncio.Semaphore(concurrency)
         self._outage = Outage(setting.pool)
@@ -199,13 +201,22 @@ class Rollouts:
         """Run a coroutine on the loop thread, where the sandbox pool lives, and wait for it."""
         return self._thread.run(work)
 
+    def cancel(self) -> None:
+        """Stop what is playing, and wait until it has; after it, nothing uses the policy."""
+        if not self._thread.is_closed:
+            self._thread.run(self._cancel())
+
     def close(self) -> None:
-        """Cancel what is playing, close the sandboxes and end the thread; safe to call twice."""
-        try:
-            if not self._thread.is_closed:
-                self._thread.run(self._stop())
-        finally:
-            self._thread.close()
+        """Cancel what is playing, close the sandboxes and end the thread.
+
+        Safe to call twice, also from two threads at once: the second waits for the first.
+        """
+        with self._closing:
+            try:
+                if not self._thread.is_closed:
+                    self._thread.run(self._stop())
+            finally:
+                self._thread.close()
 
     def _check_places(self) -> None:
         """A turn-synchronous engine would wait for ever for an episode that waits for a sandbox."""
@@ -220,10 +231,13 @@ class Rollouts:
                 f" sandboxes, not {size}: open the pool with size={self._concurrency}"
             )
 
-    async def _stop(self) -> None:
+    async def _cancel(self) -> None:
         for dispatch in self._dispatched:
             dispatch.cancel()
         await asyncio.gather(*self._dispatched, return_exceptions=True)
+
+    async def _stop(self) -> None:
+        await self._cancel()
         if self.setting.pool is not None:
             await self.setting.pool.close()
 

@@ -31,7 +31,7 @@ _GROUPS = {
     "waiting": """
         epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait
         epoll_wait_old eventfd eventfd2 inotify_add_watch inotify_init inotify_init1
-        inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit ioctl
+        inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_submit ioctl
         pause pipe pipe2 poll ppoll pselect6 select signalfd signalfd4
     """,
     "memory": """
@@ -95,8 +95,9 @@ def profile(needs: frozenset[SandboxNeed] = frozenset(), streams_only: bool = Fa
             rules.append(_allow(("socket",), _equals(0, family)))
     rules += [_allow(("personality",), _equals(0, value)) for value in _PERSONALITIES]
     rules.append(_allow(("clone",), _masked(0, seccomp.NEW_NAMESPACES, 0)))
-    # After ENOSYS callers use clone instead.
-    rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38})
+    # After ENOSYS callers use clone, and reads and writes that wait, instead.
+    absent = ["clone3", *seccomp.ABSENT]
+    rules.append({"names": absent, "action": "SCMP_ACT_ERRNO", "errnoRet": 38})
     for (index, kind), names in _by_argument().items():
         whole = [] if kind is None else [_equals(0, kind)]
         for bit in range(_LOW_WORD):

@@ -17,6 +17,7 @@ LIMITS = {
     "msgqueue": "Max msgqueue size",
     "nofile": "Max open files",
     "nproc": "Max processes",
+    "sigpending": "Max pending signals",
 }
 
 

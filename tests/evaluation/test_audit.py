@@ -517,3 +517,17 @@ class PenalisedHole(Sound):
 def test_shaping_hides_no_attack_that_passes(bubblewrap):
     rows = verdicts(audit(AuditPlan(PenalisedHole, attacks=probes)))
     assert rows["attacks"] == "broken"
+
+
+def test_an_audit_says_what_it_is_at_before_each_row():
+    told, begun = [], []
+
+    class Counted(Echo):
+        count = 1
+
+        def __init__(self):
+            begun.append(len(told))
+
+    audit(AuditPlan(Counted, tasks=1, attacks=probes), told.append)
+    assert told == [promise.name for promise in PROMISES]
+    assert len(set(begun)) > 2, "rows were told all at once"

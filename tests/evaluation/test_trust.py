@@ -53,6 +53,20 @@ def test_a_split_with_other_serial_numbers_is_the_same_split(text):
     assert finding.evidence["across_splits"] >= 20
 
 
+def test_where_little_else_tells_a_number_is_a_serial_one_by_its_place():
+    def asked(split, shift):
+        for n, book in enumerate(("Hamlet", "Faust", "Emma", "Ulysses", "1984")):
+            given = {"answer": book[0]}
+            text = f"Task {n + shift}: who wrote {book}?"
+            yield Task(id=f"{split}-{n}", instruction=text, hidden=given, oracle=given)
+
+    finding = asyncio.run(
+        found({"train": list(asked("train", 0)), "test": list(asked("test", 50))})
+    )
+    assert finding.verdict == "broken" and "renumbered" in finding.why
+    assert finding.evidence["across_splits"] == 5
+
+
 def test_sums_with_equal_results_are_different_tasks():
     def sums(split, shift):
         for n in range(20):

@@ -5,7 +5,7 @@ import errno
 from contextlib import asynccontextmanager
 
 import pytest
-from blame_world import LEASE, YES, Files, Injecting
+from blame_world import LEASE, YES, Files, Injecting, always
 from chat_server import chat_server, completion, failure
 from helpers import Echo, call, make_task, play_one, rollouts, says, script
 
@@ -47,7 +47,7 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{type(error).__name__} {error}")
 @pytest.mark.parametrize("method", CALLS)
 def test_what_fails_behind_an_agent_alone_is_its_fault(bubblewrap, method, error):
-    pool = Pool(Injecting(method, error), size=1)
+    pool = Pool(Injecting(always(method, error)), size=1)
     ending, why = judged(Files, "attack = 1", pool)
     assert ending[1] == 0.0, why
     assert ending == FAULT or method == "exec", why
@@ -64,7 +64,7 @@ def test_what_fails_behind_everybody_is_infrastructure(bubblewrap, error, monkey
 
 
 def test_a_backend_that_went_away_is_never_the_agents_fault(bubblewrap):
-    pool = Pool(Injecting("get", BackendAway("the daemon is away")), size=1)
+    pool = Pool(Injecting(always("get", BackendAway("the daemon is away"))), size=1)
     ending, why = judged(Files, "attack = 1", pool)
     assert ending == (EndReason.SANDBOX_LOST, None), why
 

@@ -48,26 +48,43 @@ print("leased")
 
 
 class Broken:
-    """A sandbox whose named call raises, whoever uses it, from the time that code has run in it."""
+    """A sandbox in which one call raises, whoever uses it, from the time that something of an
+    attacker has come into it: code that is run, or a file.
 
-    def __init__(self, sandbox, method, error):
-        self._sandbox, self._method, self._error = sandbox, method, error
-        self._ran = False
+    `fault_of` says which call and error a text brings about; None for a harmless text.
+    """
+
+    def __init__(self, sandbox, fault_of):
+        self._sandbox, self._fault_of = sandbox, fault_of
+        self._fault = None
 
     def __getattr__(self, name):
         inner = getattr(self._sandbox, name)
-        if name == "exec":
-            return self._exec
-        return self._fail if name == self._method and self._ran else inner
+        return self._fail if self._fault and name == self._fault[0] else inner
 
-    async def _exec(self, argv, **options):
-        self._ran = "attack" in argv[-1]
-        if self._ran and self._method == "exec":
-            raise self._error
+    async def exec(self, argv, **options):
+        self._meet(argv[-1])
+        if self._fault and self._fault[0] == "exec":
+            raise self._fault[1]
         return await self._sandbox.exec(argv, **options)
 
+    async def put(self, files):
+        for data in files.values():
+            self._meet(data.decode(errors="replace"))
+        if self._fault and self._fault[0] == "put":
+            raise self._fault[1]
+        return await self._sandbox.put(files)
+
+    async def reset(self, *args, **options):
+        """A sandbox that is reset has nothing of the attacker any more."""
+        await self._sandbox.reset(*args, **options)
+        self._fault = None
+
+    def _meet(self, text):
+        self._fault = self._fault or self._fault_of(text)
+
     async def _fail(self, *args, **options):
-        raise self._error
+        raise self._fault[1]
 
 
 class Injecting:
@@ -75,9 +92,14 @@ class Injecting:
 
     name, is_boundary = "injecting", True
 
-    def __init__(self, method, error):
-        self._inner = open_pool("bubblewrap", size=1).backend
-        self._fault = (method, error)
+    def __init__(self, fault_of, backend="bubblewrap"):
+        self._inner = open_pool(backend, size=1).backend
+        self._fault_of = fault_of
 
     async def open(self, role, limits):
-        return Broken(await self._inner.open(role, limits), *self._fault)
+        return Broken(await self._inner.open(role, limits), self._fault_of)
+
+
+def always(method, error):
+    """The same fault for every text that has the word attack in it."""
+    return lambda text: (method, error) if "attack" in text else None

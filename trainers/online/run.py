@@ -204,6 +204,7 @@ class Run:
         )
         self._parts.callback(self.rollouts.close)
         self._parts.callback(lambda: self.rollouts.run(engine.close()))
+        self._parts.callback(self.rollouts.cancel)  # first: nothing may ask what is closed
         self.engine = engine
         self.rollouts.sync(self.learner.weights(), self.folder.start)
         prompt_ids = self.chat.prompt_ids(

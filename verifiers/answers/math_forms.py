@@ -16,7 +16,7 @@ _OPERATOR = re.compile(
     r"\\(?:sum|prod|coprod|i*int|oint|lim(?:sup|inf)?|det|gcd|lcm|[dt]?binom|choose|[bp]?mod"
     r"|max|min|sup|inf|[lr]floor|[lr]ceil|partial|nabla|[cld]?dots|big(?:cup|cap)"
     r"|begin\s*\{(?:[vV]matrix|array)\})(?![A-Za-z])"
-    r"|\\frac\s*\{?\s*d\s*\}?\s*\{\s*d[a-z]|!|∑|∏|∫|…|\.\.\."
+    r"|\\frac\s*\{?\s*d\s*\}?\s*\{\s*d\s*[a-z]|!|∑|∏|∫|…|\.\.\."
     r"|\b(?:sum|prod|product|int|integral|integrate|limit|lim|det|gcd|lcm|max|min|mod|factorial"
     r"|binomial|Sum|Product|Integral|Limit|Derivative|Determinant)\s*[({_]"
 )

@@ -146,9 +146,16 @@ async def make_plan(task: Task, hidden: Tests, judge: Judge) -> Plan:
     """See `Plan`.
 
     Raises:
-        TaskError: the reference fails a test; or a test that the judge cannot decide alone cannot
-            be made wrong, or depends on others; or the task demands isolation and there is none.
+        TaskError: there is no reference, or it fails a test; or a test that the judge cannot decide
+            alone cannot be made wrong, or depends on others; or the task demands isolation and
+            there is none.
     """
+    given = task.oracle.get("files", {})
+    if lacking := [path for path in task.artifacts if path not in given]:
+        raise TaskError(
+            f"task {task.id!r}: field oracle.files lacks {lacking[0]}, and hidden.tests are judged"
+            " by what the reference makes of them; add the reference, or use hidden.cases"
+        )
     noted = await judge(replace(hidden, uses=None))
     if set(noted.outcomes) == {"p"}:
         apart = replace(hidden, uses=noted.notes)

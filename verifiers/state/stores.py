@@ -94,7 +94,7 @@ def json_state(*, rtol: float = 0.0, atol: float = 0.0) -> StateVerifier:
 
 def _judge_json(path: str, content: bytes, expected: Tables, rules: Rules) -> Score:
     try:
-        found = json.loads(content, object_pairs_hook=_once)
+        found = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_once)
         if not _are_tables(found):
             return Score(0.0, {}, f"{path} does not map table names to lists of rows")
         return judge_tables(expected, found, rules)

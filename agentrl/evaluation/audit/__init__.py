@@ -201,6 +201,7 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
         rollouts = Rollouts(Setting(plan.make, player, pool))  # its loop is where the pool lives
         parts.callback(rollouts.close)
         parts.callback(lambda: rollouts.run(close_policy(player)))
+        parts.callback(rollouts.cancel)  # first: nothing may ask what is closed
         rows = rollouts.run(_rows(stage, progress))
     result = {
         "env": env.id,

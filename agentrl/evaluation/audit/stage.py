@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.env import ToolEnv
-from agentrl.errors import InfraError
 from agentrl.evaluation.audit.probes import Attack
-from agentrl.policies.base import Policy, Scripted
-from agentrl.rollout.play import Setting, derive_seed, play
+from agentrl.policies.base import Policy, Scripted, noop
+from agentrl.rollout.play import Setting, derive_seed, judge_by_witness, play
 from agentrl.runner import Runner, borrow
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending, EndReason, Message, Score, Task
-from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.base import Submission
 from agentrl.verifiers.code.hidden_tests import PYTHON
 
 REPLAYS = 3
@@ -168,24 +167,19 @@ class Stage:
         return await runner.reset(task.view(), seed=seed, sandbox=sandbox)
 
     async def score(self, submission: Submission) -> Score:
-        """The verdict; a grading that failed is tried once more, and no score if it fails again."""
+        """The verdict by the rule of `agentrl.rollout.blame`; no score where a witness has none."""
         return (await self.timed_score(submission))[0]
 
     async def timed_score(self, submission: Submission) -> tuple[Score, float]:
-        """The verdict, and the seconds that the last grading took without waiting for its turn."""
-        why = ""
-        for _ in range(2):
-            async with self._room:
-                start = time.perf_counter()
-                try:
-                    score = await grade(self.env.verifier, submission, self.env.verifier_s)
-                except InfraError as error:
-                    score, why = None, f"{type(error).__name__}: {error}"
-                seconds = time.perf_counter() - start
-            self.gradings_s.append(seconds)
-            if score is not None:
-                return score, seconds
-        return Score.failed(why), seconds
+        """The verdict, and the seconds that it took without waiting for its turn."""
+        setting = Setting(self.make, noop(), self.pool, "audit", self.seed)
+        async with self._room:
+            start = time.perf_counter()
+            key = EpisodeKey("audit", 0, submission.task.id, 0)
+            _, score = await judge_by_witness(setting, submission, key)
+            seconds = time.perf_counter() - start
+        self.gradings_s.append(seconds)
+        return score, seconds
 
     def seed_of(self, task: Task) -> int:
         """The seed of a grading."""

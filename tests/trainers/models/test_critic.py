@@ -329,6 +329,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(policy):
             assert torch.allclose(weights, found[0][1], atol=1e-9)
 
 
+@pytest.mark.bit_equal
 def test_a_loaded_critic_goes_on_as_if_it_had_never_been_away(policy, tmp_path):
     batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
 

@@ -73,6 +73,7 @@ def test_an_adapter_trains_alone_and_its_reference_is_the_policy_without_it(fold
     )
 
 
+@pytest.mark.bit_equal
 def test_a_saved_adapter_is_a_plain_model_and_goes_on_where_it_was(folder, tmp_path):
     from transformers import AutoModelForCausalLM
 

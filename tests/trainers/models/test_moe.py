@@ -257,6 +257,7 @@ def gradients(row, batch, make=qwen3_moe, checkpointing=False):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.bit_equal
 def test_off_is_bit_equal_and_on_moves_the_routers():
     batch = multi_turn_batch()
     off, zero, on = (

@@ -380,6 +380,7 @@ def test_the_entropy_bonus_of_a_run_moves_to_its_target(model, tmp_path, target,
         assert row["policy/entropy_before"] == row["policy/entropy"], "one step per round"
 
 
+@pytest.mark.bit_equal
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_goes_on_with_the_coefficients_where_they_were(model, tmp_path, stop):
     change = {

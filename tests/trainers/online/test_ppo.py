@@ -69,6 +69,7 @@ def test_while_the_critic_is_pre_trained_the_policy_stands_still(model, tmp_path
         assert rows[step]["return/mean"] == pytest.approx(came_out, abs=1e-6)
 
 
+@pytest.mark.bit_equal
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path, stop):
     whole = run(settings(model, {"warmup": 2}), tmp_path / "a" / "x")

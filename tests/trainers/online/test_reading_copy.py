@@ -95,6 +95,7 @@ def assert_equal(ours, theirs):
         assert torch.equal(weight, theirs.weights[name]), name
 
 
+@pytest.mark.bit_equal
 @pytest.mark.parametrize(
     "changes",
     [

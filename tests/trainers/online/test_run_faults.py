@@ -128,6 +128,7 @@ WORST = {
 }
 
 
+@pytest.mark.bit_equal
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_critic_reset_reference_and_refill_resume_bit_for_bit(model, tmp_path, dtype):
     change = WORST | {"compute": {"dtype": dtype}}

@@ -23,6 +23,7 @@ from agentrl.trainers.online.run import Run
 LORA = {"compute": {"lora_rank": 2, "micro_tokens": 512}}
 
 
+@pytest.mark.bit_equal
 @pytest.mark.parametrize("change", [{}, LORA, {"recipe": "ppo"}], ids=["plain", "lora", "ppo"])
 def test_a_second_copy_of_the_weights_samples_as_the_trained_one_does(model, tmp_path, change):
     """With adapters the copy has them merged, which rounds differently."""

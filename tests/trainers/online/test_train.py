@@ -48,6 +48,7 @@ def test_a_run_leaves_a_folder_that_tells_everything(model, tmp_path):
     assert AutoTokenizer.from_pretrained(last.model, local_files_only=True).chat_template
 
 
+@pytest.mark.bit_equal
 def test_the_same_run_again_gives_the_same_numbers(model, tmp_path):
     assert run(settings(model), tmp_path / "a" / "x") == run(settings(model), tmp_path / "b" / "x")
 
@@ -62,6 +63,7 @@ def test_micro_batches_change_no_metric_but_rounding(model, tmp_path):
         assert a.get("policy/grad_norm", 0) == pytest.approx(b.get("policy/grad_norm", 0), rel=1e-3)
 
 
+@pytest.mark.bit_equal
 @pytest.mark.parametrize("compute", [{"lora_rank": 4}, {"gradient_checkpointing": True}])
 def test_compute_settings_train_and_resume(model, tmp_path, compute):
     change = {"compute": compute, "steps": 4, "learning_rate": 1e-2, "loss": {"kl_coef": 0.01}}
@@ -138,6 +140,7 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     assert {key.run for key in keys} == {"x"} and {key.draw for key in keys} >= {0, 1}
 
 
+@pytest.mark.bit_equal
 def test_the_reference_is_reset_with_the_optimizer_and_survives_a_resume(model, tmp_path):
     """ProRL. After a reset the KL to the reference starts from 0 again."""
     change = {"loss": {"kl_coef": 0.01, "reset_every": 2}, "steps": 5, "eval_every": 0}

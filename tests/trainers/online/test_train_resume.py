@@ -22,6 +22,7 @@ from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run
 
 
+@pytest.mark.bit_equal
 def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path):
     whole = run(settings(model), tmp_path / "a" / "x")
     run(settings(model, steps=2), tmp_path / "b" / "x")
@@ -32,6 +33,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path):
     )
 
 
+@pytest.mark.bit_equal
 def test_a_refilled_run_resumes_where_it_drew(model, tmp_path):
     change = {"loss": {"refill": True}, "group_size": 2, "steps": 4}
     whole = run(settings(model, **change), tmp_path / "a" / "x")

@@ -100,6 +100,12 @@ RESTATED = {
 }
 
 
+def test_a_derivative_that_is_still_to_be_taken_is_no_answer():
+    for ratio in (r"\frac{d}{dx}", r"\dfrac{\mathrm{d}}{\mathrm{d}x}", r"\tfrac{ d }{ d x }"):
+        assert judge(("2x", rf"\boxed{{{ratio}x^2}}")) == [0.0], ratio
+    assert judge(("2x", r"\boxed{2x}"), (r"\frac{d}{3}", r"\boxed{\frac{d}{3}}")) == [1.0, 1.0]
+
+
 def test_the_question_restated_is_no_answer():
     pairs = [(gold, text) for gold, texts in RESTATED.items() for text in texts]
     boxed = [(gold, f"\\boxed{{{text}}}") for gold, text in pairs]

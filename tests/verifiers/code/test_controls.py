@@ -271,6 +271,14 @@ def test_a_test_without_a_control_and_a_wrong_reference_are_the_tasks_fault():
         scores(task_of(wrong, HONEST), HONEST)
 
 
+def test_tests_without_a_reference_are_refused_in_one_sentence():
+    task = task_of("from solution import total\n\ndef test_a():\n    assert total([1]) == 1\n", "")
+    for oracle in ({}, {"files": {}}, {"files": {"other.py": ""}}, {"answer": "1"}):
+        bare = task.model_copy(update={"oracle": oracle})
+        with pytest.raises(TaskError, match=r"task 't': field oracle\.files lacks solution\.py"):
+            scores(bare, "total = sum\n")
+
+
 def test_tests_that_lean_on_each_other_are_the_tasks_fault():
     text = (
         "from solution import total\nSEEN = []\n\ndef test_a():\n    assert total([1]) == 1\n   "

@@ -428,3 +428,15 @@ def test_a_key_that_stands_twice_cannot_be_read(text):
     hidden = {"state": "s.json", "tables": {"orders": [{"id": 1}]}}
     score = run(json_state(), hidden, {"s.json": text.encode()})
     assert (score.value, score.why) == (0.0, "s.json is no readable JSON")
+
+
+def test_json_is_utf_8():
+    """Readers disagree about any other encoding."""
+    text, hidden = '{"a": [{"id": 1}]}', {"state": "s.json", "tables": {"a": [{"id": 1}]}}
+    for encoding, value in {
+        "utf-8": 1.0,
+        "utf-8-sig": 1.0,
+        "utf-16": 0.0,
+        "utf-32-le": 0.0,
+    }.items():
+        assert run(json_state(), hidden, {"s.json": text.encode(encoding)}).value == value, encoding
