@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.chat.settings import ChatSettings
+from agentrl.engines.settings import EngineSettings
 from agentrl.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -60,17 +61,6 @@ class OptimizerSettings(BaseModel):
     """Of AdamW, times the learning rate."""
     max_grad_norm: float = Field(default=0.5, gt=0, allow_inf_nan=True)
     """Longer gradients are scaled down to this norm; `inf`: never."""
-
-
-class EngineSettings(BaseModel):
-    """What samples."""
-
-    model_config = STRICT
-
-    name: Literal["transformers"] = "transformers"
-    """The engine."""
-    own_weights: bool = False
-    """Sample from a second copy of the weights, which each round replaces; costs their memory."""
 
 
 class Schedule(BaseModel):
@@ -180,7 +170,7 @@ class TrainConfig(BaseModel):
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
     engine: EngineSettings = EngineSettings()
-    """What samples: `{name = "transformers", own_weights = true}`."""
+    """What samples: `{name = "vllm", kv_cache_gib = 4.0}`, `{own_weights = true}`."""
     compute: Compute = Compute()
     """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`.
     """
@@ -250,7 +240,8 @@ def _worded(kind: type[BaseModel], problem: Any) -> str:
     if problem["type"] in ("model_type", "dict_type"):
         return f"{field}={value!r} must be a table, as in {field} = {{…}}"
     if problem["type"] != "extra_forbidden":
-        return f"{field}={value!r}: {problem['msg'].lower()}"
+        said = problem["msg"].removeprefix("Value error, ")
+        return f"{field}={value!r}: {said.lower()}"
     for step in path:
         kind = _table(kind, step) or kind
     tables = {name: table for name in kind.model_fields if (table := _table(kind, name))}
