@@ -20,7 +20,7 @@ import pytest
 from helpers import EARLIER, children, loop_threads, wait_for
 from hypothesis import HealthCheck, settings
 
-from agentrl.engines.vllm_version import missing as vllm_missing
+from agentrl.engines.vllm_setup import missing as vllm_missing
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import audit, convert, doctor, environments, evaluate, images, train, view
+from agentrl.cli import audit, convert, doctor, environments, evaluate, images, serve, train, view
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 
@@ -36,6 +36,7 @@ app.command()(convert.convert)
 app.command()(train.train)
 app.command()(audit.regrade)
 app.command()(view.view)
+app.command()(serve.serve)
 app.add_typer(images.app, name="images")
 app.command()(train.demo)
 

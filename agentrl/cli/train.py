@@ -69,6 +69,9 @@ def train(  # noqa: PLR0913 - the options of a command
 def demo(
     seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
     sandbox: Sandbox = "auto",
+    engine: Annotated[str, typer.Option(help="What samples: transformers or vllm.")] = (
+        "transformers"
+    ),
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/demo-SEED.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -76,6 +79,7 @@ def demo(
     with _training_parts():
         from agentrl.trainers.demo import run_demo
 
-    result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
+    folder = out or Path(f"runs/demo-{seed}")
+    result = run_demo(seed=seed, sandbox=sandbox, folder=folder, engine=engine)
     if as_json:
         print_json(result)

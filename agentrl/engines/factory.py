@@ -14,6 +14,7 @@ from agentrl.engines.loading import (
     find_model,
     load_config,
     load_tokenizer,
+    own_dtype,
     transformers_engine,
 )
 from agentrl.engines.settings import EngineSettings
@@ -75,9 +76,8 @@ def open_vllm(model: str | Path, chat: Chat, settings: EngineSettings) -> Engine
         ConfigError: the tokenizer is not the model's, or vLLM cannot be had or serve the model.
     """
     folder = find_model(model)
-    config = load_config(folder).get_text_config()
-    _refuse_vocabulary(chat, int(config.vocab_size))
-    return _vllm_engine(folder, chat, settings, config.dtype or "float32", False, empty=False)
+    _refuse_vocabulary(chat, int(load_config(folder).get_text_config().vocab_size))
+    return _vllm_engine(folder, chat, settings, own_dtype(folder), False, empty=False)
 
 
 def _vllm_engine(

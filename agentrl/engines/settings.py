@@ -45,3 +45,5 @@ class EngineSettings(BaseModel):
 
 
 _FIELDS = tuple(EngineSettings.model_fields)
+VLLM = EngineSettings(name="vllm", gpu_memory_utilization=0.9)
+"""vLLM with nothing beside it on the GPU."""

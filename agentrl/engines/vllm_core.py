@@ -20,19 +20,9 @@ import torch
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.settings import EngineSettings
+from agentrl.engines.vllm_setup import QUIET, engine_arguments, refuse_missing
 from agentrl.errors import ConfigError, EngineBroken
 from agentrl.trajectory import FinishReason
-
-MAX_SEQUENCES = 256
-"""Requests that vLLM samples at once; others wait."""
-_MAX_STEP_TOKENS = 2048
-_CPU_CACHE_GIB = 1.0
-_QUIET = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-}
 
 
 class Sampled(NamedTuple):
@@ -44,7 +34,7 @@ class Sampled(NamedTuple):
     finish: FinishReason
 
 
-class Counts:
+class StepCounts:
     """What vLLM says of its steps: the largest values and sums since they were last read."""
 
     def __init__(self) -> None:
@@ -104,16 +94,17 @@ class Core:
         dtype: str,
         empty: bool = False,
     ) -> None:
-        _refuse_several_processes()
+        refuse_missing(settings)
+        _refuse_a_second()
         self._stop_ids = sorted(stop_ids)
-        self.counts = Counts()
+        self.counts = StepCounts()
         self._sleeps, self._asleep = settings.sleep, set[str]()
         with _guest():
             engine_type, arguments = _import()
             self._on_cpu = _on_cpu()
-            if settings.sleep and self._on_cpu:
-                raise ConfigError("engine.sleep=true needs a CUDA device: set it to false here")
-            row = _arguments(folder, settings, dtype, empty, self._on_cpu)
+            row = engine_arguments(folder, settings, dtype=dtype, on_cpu=self._on_cpu)
+            row |= {"model": str(folder), "skip_tokenizer_init": True}
+            row["load_format"] = "dummy" if empty else "auto"
             try:
                 with _plain_linear() if self._on_cpu else nullcontext():
                     self._engine = engine_type.from_engine_args(
@@ -213,54 +204,14 @@ def _import() -> tuple[Any, Callable[..., Any]]:
         ConfigError: it is not installed, or what is cannot be loaded.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in _QUIET.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        from agentrl.engines.vllm_version import how_to_get
-
-        raise ConfigError(f"engine 'vllm' cannot be loaded ({error}): {how_to_get()}") from error
+        raise ConfigError(f"engine 'vllm' cannot be loaded: {error}") from error
     return LLMEngine, EngineArgs
-
-
-def _arguments(
-    folder: Path, settings: EngineSettings, dtype: str, empty: bool, on_cpu: bool
-) -> dict[str, Any]:
-    from agentrl.engines.loading import load_config
-
-    longest = int(getattr(load_config(folder).get_text_config(), "max_position_embeddings", 0))
-    if longest and settings.max_model_len > longest:
-        raise ConfigError(
-            f"engine.max_model_len={settings.max_model_len} exceeds the context length {longest} of"
-            f" the model in {folder}: set at most that, or 0"
-        )
-    row: dict[str, Any] = {
-        "model": str(folder),
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "dtype": dtype,
-        "seed": 0,
-        "max_model_len": settings.max_model_len or None,
-        "max_num_seqs": MAX_SEQUENCES,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "enforce_eager": settings.enforce_eager or on_cpu,
-        "enable_sleep_mode": settings.sleep,
-        "load_format": "dummy" if empty else "auto",
-        "use_tqdm_on_load": False,
-    }
-    cache_gib = settings.kv_cache_gib or (_CPU_CACHE_GIB if on_cpu else 0)
-    if cache_gib:
-        row["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
-    if (
-        on_cpu
-    ):  # of a prompt cut in pieces vLLM would move the seed back, which no CPU generator can
-        room = max(_MAX_STEP_TOKENS, settings.max_model_len or longest)
-        row |= {"enable_chunked_prefill": False, "max_num_batched_tokens": room}
-    return row
 
 
 @contextmanager
@@ -330,12 +281,16 @@ def _sampled(output: Any) -> Sampled:
     return Sampled(output.request_id, ids, logprobs, answer.finish_reason)
 
 
-def _refuse_several_processes() -> None:
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        raise ConfigError(
-            f"engine.name='vllm' samples in a run of one process, and this one has"
-            f" {torch.distributed.get_world_size()}: use engine.name='transformers'"
-        )
+def _refuse_a_second() -> None:
+    """vLLM keeps its process group in globals: one engine at a time, in a run of one process."""
+    if not torch.distributed.is_initialized():
+        return
+    count = torch.distributed.get_world_size()
+    raise ConfigError(
+        "engine 'vllm': this process has a vLLM engine already: close it first"
+        if count == 1
+        else f"engine 'vllm' samples in a run of one process, not {count}: use 'transformers'"
+    )
 
 
 def _forget() -> None:
