@@ -38,7 +38,7 @@ def serve(
             f"--host {host} can be reached from other machines: set {_KEY} to a secret that"
             " clients must send, or leave --host out"
         )
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     words += _arguments(model, settings)
     sys.stdout.flush()
     os.execve(
@@ -54,7 +54,7 @@ def _arguments(model: str, settings: EngineSettings) -> list[str]:
     folder = find_model(model)
     dtype = own_dtype(folder) if settings.dtype == "auto" else settings.dtype
     row = engine_arguments(folder, settings, dtype=dtype, on_cpu=best_device() == "cpu")
-    words = [str(folder), "--served-model-name", model]
+    words = ["--model", str(folder), "--served-model-name", model]
     for name, value in row.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
