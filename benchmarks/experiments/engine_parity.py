@@ -31,7 +31,6 @@ from agentrl.trainers.batch import pack
 from agentrl.trainers.models.scoring import frozen_logprobs
 from agentrl.trainers.models.tiny import build_model
 from agentrl.trainers.models.weights import PolicyWeights
-
 from agentrl.verifiers.base import Submission
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
@@ -83,6 +82,7 @@ def measure(name: str, template: str, episodes: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         build_model(folder, trl_tokenizer(template), width=64, layers=2, context=2048)
         model, chat = load_model(folder), open_chat(folder)
+        _brief(model, chat)
         settings = {"name": name, **({"kv_cache_gib": 0.25} if name == "vllm" else {})}
         engine = open_engine(model, chat, settings=EngineSettings.model_validate(settings))
         played = _play(engine, chat, PolicyWeights(model), episodes)
@@ -98,6 +98,15 @@ def measure(name: str, template: str, episodes: int) -> Found:
         apart = _batch_gap(engine, prompts)
         asyncio.run(engine.close())
     return Found(template, len(turns), sum(turns) / len(turns), tokens, max(gaps), apart)
+
+
+@torch.no_grad()
+def _brief(model: Any, chat: Chat) -> None:
+    """Have a random model end its turns now and then: raise the logit of its end token by 3."""
+    ids = chat.prompt_ids([Message.user("say 1")], ())
+    mean_d = model.model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+    end = chat.turn_ids(Message.assistant("yes"))[-1]
+    model.get_input_embeddings().weight[end] += 3 * mean_d / mean_d.square().sum()
 
 
 def _play(engine: Engine, chat: Chat, weights: Weights, episodes: int) -> Any:
