@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
+from conftest import require
+from helpers import REPO
 from vllm_cases import Vllm, gap, prompts_of
 
 from agentrl.engines.base import Sampling
@@ -225,3 +230,17 @@ def test_it_is_a_guest_in_this_process(at_first):
     """vLLM would replace this function, and tell our sandboxes what to load first."""
     assert torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
     assert "LD_PRELOAD" not in os.environ
+
+
+@pytest.mark.long
+def test_200_episodes_of_three_templates_have_the_trainers_logprobs():
+    """Of several turns each, one template of a model that thinks, in a process of their own."""
+    require("vllm")
+    words = [sys.executable, "-m", "benchmarks.experiments.engine_parity", "vllm", "200"]
+    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [row["episodes"] for row in rows] == [200] * 3
+    assert min(row["turns"] for row in rows) > 1.5
+    assert max(row["gap_max"] for row in rows) < 1e-3
+    assert max(row["batch_gap_max"] for row in rows) < 1e-3
