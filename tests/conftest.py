@@ -14,11 +14,13 @@ import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import EARLIER, children, loop_threads, wait_for
 from hypothesis import HealthCheck, settings
 
+from agentrl.engines.vllm_setup import missing as vllm_missing
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 
@@ -37,7 +39,7 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # so a shell starts what runs in its background, and all below it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-_CHECKS = {"bubblewrap": bubblewrap_missing, "docker": docker_missing}
+_CHECKS = {"bubblewrap": bubblewrap_missing, "docker": docker_missing, "vllm": vllm_missing}
 
 
 def require(part: str) -> None:
@@ -88,6 +90,17 @@ def bubblewrap() -> None:
 def docker() -> None:
     """The test needs a Docker daemon with our images."""
     require("docker")
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Iterator[Any]:
+    """A real vLLM with a tiny model; one for all tests."""
+    require("vllm")
+    from vllm_cases import Vllm
+
+    made = Vllm()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

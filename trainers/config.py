@@ -13,6 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.chat.settings import ChatSettings, one_of_these
+from agentrl.engines.settings import EngineSettings
 from agentrl.errors import ConfigError
 from agentrl.trainers.peers import peer_hint
 
@@ -65,17 +66,6 @@ class OptimizerSettings(BaseModel):
     """Of AdamW, times the learning rate."""
     max_grad_norm: float = Field(default=0.5, gt=0, allow_inf_nan=True)
     """Longer gradients are scaled down to this norm; `inf`: never."""
-
-
-class EngineSettings(BaseModel):
-    """What samples."""
-
-    model_config = STRICT
-
-    name: Literal["transformers"] = "transformers"
-    """The engine."""
-    own_weights: bool = False
-    """Sample from a second copy of the weights, which each round replaces; costs their memory."""
 
 
 class Schedule(BaseModel):
@@ -200,7 +190,7 @@ class TrainConfig(BaseModel):
     temperature: float = Field(1.0, gt=0)
     """Of the sampler, and of the scorer: they cannot differ."""
     engine: EngineSettings = EngineSettings()
-    """What samples: `{name = "transformers", own_weights = true}`."""
+    """What samples: `{name = "vllm", kv_cache_gib = 4.0}`, `{own_weights = true}`."""
     compute: Compute = Compute()
     """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`.
     """
@@ -289,7 +279,8 @@ def _worded(kind: type[BaseModel], problem: Any) -> str:
     if problem["type"] == "literal_error":
         return f"{field}={value!r}: {one_of_these(value, problem['ctx']['expected'])}"
     if problem["type"] != "extra_forbidden":
-        return f"{field}={value!r}: {problem['msg'].lower()}"
+        said = problem["msg"].removeprefix("Value error, ")
+        return f"{field}={value!r}: {said.lower()}"
     return f"setting {field!r} is unknown: {_where_else(kind, problem['loc'], value)}"
 
 

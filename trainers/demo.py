@@ -25,6 +25,8 @@ from agentrl.chat.parsers import format_hermes
 from agentrl.chat.tokens import Chat
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
+from agentrl.engines.settings import EngineSettings
+from agentrl.engines.vllm_setup import refuse_missing
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.policies.base import Scripted, TokenPolicy
@@ -35,7 +37,7 @@ from agentrl.rollout.play import Setting, derive_seed
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
 from agentrl.sandboxes import TRUSTED, open_pool
-from agentrl.trainers.config import TrainConfig, check_config
+from agentrl.trainers.config import TrainConfig, check_config, validated
 from agentrl.trainers.models.optim import MuonAdamW
 from agentrl.trainers.models.tiny import build_model, build_tokenizer
 from agentrl.trainers.offline.sft import demonstrations, sft
@@ -79,6 +81,7 @@ def run_demo(
     sandbox: str = "auto",
     folder: Path = Path("runs/demo-0"),
     plan: DemoPlan | None = None,
+    engine: str = "transformers",
 ) -> dict[str, Any]:
     """Run the whole story and leave a run folder with `report.html`.
 
@@ -91,7 +94,10 @@ def run_demo(
     """
     plan = plan or DemoPlan()
     clock = _Clock()
+    settings = validated(EngineSettings, {"name": engine}, "demo")
+    refuse_missing(settings)
     config = prepare_demo(plan, seed, sandbox, folder, clock.lap)
+    config = config.model_copy(update={"engine": settings})
     trained = train_with_display(config, folder)
     clock.lap("training")
     result = _summary(trained, folder, clock, config)

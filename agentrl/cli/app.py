@@ -24,6 +24,7 @@ from agentrl.cli import (
     evaluate,
     images,
     recipes,
+    serve,
     train,
     view,
 )
@@ -48,6 +49,7 @@ app.command()(train.train)
 app.command()(recipes.recipes)
 app.command()(audit.regrade)
 app.command()(view.view)
+app.command()(serve.serve)
 app.add_typer(images.app, name="images")
 app.command()(train.demo)
 

@@ -10,6 +10,7 @@ import typer
 
 from agentrl.cli.options import (
     ChatTemplate,
+    EngineOption,
     Json,
     OnRewrite,
     Parser,
@@ -23,6 +24,7 @@ from agentrl.cli.options import (
     read_prices,
     read_settings,
     trusted,
+    vllm_settings,
 )
 from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 
 
 Policy = Annotated[
-    str, typer.Option(help="oracle, noop, hf:MODEL (a folder or ORG/NAME) or openai:MODEL@URL.")
+    str,
+    typer.Option(
+        help="oracle, noop, hf:MODEL or vllm:MODEL (a folder or ORG/NAME), or openai:MODEL@URL."
+    ),
 ]
 Tasks = Annotated[Path | None, typer.Option(help="Task file, for environments that take one.")]
 Limit = Annotated[int, typer.Option(help="At most so many tasks; 0: all, where the split ends.")]
@@ -68,6 +73,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     tool_role: ToolRole = "auto",
     template_option: TemplateOption = None,
     template: ChatTemplate = "",
+    engine_option: EngineOption = None,
     price: Price = "",
     out: Out = None,
     allow_lost: AllowLost = 0,
@@ -93,6 +99,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         top_p=top_p,
         top_k=top_k,
         chat=chat_settings(parser, on_rewrite, tool_role, template_option, template),
+        engine=vllm_settings(engine_option),
         prices=read_prices(price),
         out=out,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -11,7 +12,12 @@ from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from agentrl.chat.settings import ChatSettings
+    from agentrl.engines.settings import EngineSettings
+
+Settings = TypeVar("Settings", bound="BaseModel")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
@@ -45,6 +51,14 @@ TemplateOption = Annotated[
         "--template-option", metavar="KEY=VALUE", help="A variable of the template; repeatable."
     ),
 ]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        metavar="KEY=VALUE",
+        help="A setting of vLLM, as in max_model_len=4096; repeatable.",
+    ),
+]
 ChatTemplate = Annotated[
     str,
     typer.Option(
@@ -61,9 +75,7 @@ def chat_settings(
     Raises:
         ConfigError: one sentence with the option and what is wrong with it.
     """
-    from pydantic import ValidationError
-
-    from agentrl.chat.settings import ChatSettings, one_of_these
+    from agentrl.chat.settings import ChatSettings
 
     row: dict[str, Any] = {
         "parser": parser,
@@ -72,15 +84,38 @@ def chat_settings(
         "template_options": read_settings(template_option, "--template-option"),
         "template": template,
     }
+    return _checked(ChatSettings, row, lambda field: f"--{field.replace('_', '-')}")
+
+
+def vllm_settings(engine_option: list[str] | None) -> EngineSettings:
+    """The settings of vLLM, with nothing beside it, from the options of a command.
+
+    Raises:
+        ConfigError: one sentence with the option and what is wrong with it.
+    """
+    from agentrl.engines.settings import VLLM, EngineSettings
+
+    row = VLLM.model_dump() | read_settings(engine_option, "--engine-option")
+    return _checked(EngineSettings, row, lambda field: f"--engine-option {field}=")
+
+
+def _checked(kind: type[Settings], row: dict[str, Any], option: Callable[[str], str]) -> Settings:
+    from pydantic import ValidationError
+
+    from agentrl.chat.settings import one_of_these
+
     try:
-        return ChatSettings.model_validate(row)
+        return kind.model_validate(row)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        option = f"--{str(problem['loc'][0]).replace('_', '-')}"
-        why = problem["msg"].lower()
+        said = problem["msg"].removeprefix("Value error, ").lower()
+        if not problem["loc"]:
+            raise ConfigError(f"{option('')}: {said}") from None
         if problem["type"] == "literal_error":
-            why = one_of_these(problem["input"], problem["ctx"]["expected"])
-        raise ConfigError(f"{option} {problem['input']!r}: {why}") from None
+            said = one_of_these(problem["input"], problem["ctx"]["expected"])
+        raise ConfigError(
+            f"{option(str(problem['loc'][0]))} {problem['input']!r}: {said}"
+        ) from None
 
 
 def read_settings(pairs: list[str] | None, option: str = "--set") -> dict[str, Any]:

@@ -15,7 +15,7 @@ _PACKAGES = {
     "math-verify": "pip install 'agentrl[math]'",
     "openai": "pip install 'agentrl[judge]'",
 }
-_LATER = ("vllm", "ray")
+_LATER = ("ray",)
 
 
 def examine() -> dict[str, dict[str, Any]]:
@@ -32,6 +32,7 @@ def examine() -> dict[str, dict[str, Any]]:
         module = {"docker-sdk": "docker", "math-verify": "math_verify"}.get(name, name)
         found = importlib.util.find_spec(module) is not None
         parts[name] = {"ok": found, "detail": "installed" if found else f"get it with: {fix}"}
+    parts["vllm"] = _vllm()
     for name in _LATER:
         parts[name] = {"ok": False, "detail": "not part of this version: nothing here uses it yet"}
     gpu = os.path.exists("/dev/nvidiactl")
@@ -44,3 +45,13 @@ def examine() -> dict[str, dict[str, Any]]:
         ),
     }
     return parts
+
+
+def _vllm() -> dict[str, Any]:
+    from agentrl.engines.vllm_setup import TRIED, installed, missing, was_tried
+
+    found = installed()
+    if not found:
+        return {"ok": False, "detail": missing()}
+    known = "tried with" if was_tried(found) else f"not tried with ({TRIED} was)"
+    return {"ok": True, "detail": f"{found}, {known} this version of agentrl"}

@@ -101,6 +101,9 @@ def _translate(source: Path, target: Path | None, overrides: list[str], as_json:
 def demo(
     seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
     sandbox: Sandbox = "auto",
+    engine: Annotated[str, typer.Option(help="What samples: transformers or vllm.")] = (
+        "transformers"
+    ),
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/demo-SEED.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -108,6 +111,7 @@ def demo(
     with training_parts():
         from agentrl.trainers.demo import run_demo
 
-    result = run_demo(seed=seed, sandbox=sandbox, folder=out or Path(f"runs/demo-{seed}"))
+    folder = out or Path(f"runs/demo-{seed}")
+    result = run_demo(seed=seed, sandbox=sandbox, folder=folder, engine=engine)
     if as_json:
         print_json(result)

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from agentrl.errors import EngineError
 from agentrl.trajectory import FinishReason
 
 
@@ -113,3 +114,31 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Free what the engine holds; safe to call twice."""
         ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """An engine that counts what it does."""
+
+    def metrics(self) -> dict[str, float]:
+        """`engine/…` metrics since the last call."""
+        ...
+
+
+def refuse_request(
+    prompt_ids: Sequence[int], sampling: Sampling, vocab_size: int, context_length: int
+) -> None:
+    """Check a request before it may disturb others.
+
+    Raises:
+        EngineError: the prompt is none for a model of this vocabulary and context.
+    """
+    if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
+        raise EngineError(
+            f"prompt ids must be at least one, each below the vocabulary's size {vocab_size}"
+        )
+    if len(prompt_ids) + sampling.max_tokens > context_length:
+        raise EngineError(
+            f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the"
+            f" context length {context_length}"
+        )

@@ -9,13 +9,19 @@ from agentrl.chat.contract import check_chat
 from agentrl.chat.settings import ChatSettings
 from agentrl.chat.shipped import template_text
 from agentrl.chat.tokens import Chat
-from agentrl.engines.loading import load_tokenizer, transformers_engine
-from agentrl.errors import TemplateError
+from agentrl.engines.base import Engine
+from agentrl.engines.loading import (
+    find_model,
+    load_config,
+    load_tokenizer,
+    own_dtype,
+    transformers_engine,
+)
+from agentrl.engines.settings import EngineSettings
+from agentrl.errors import ConfigError, TemplateError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from agentrl.engines.transformers import TransformersEngine
 
 
 def open_chat(model: str | Path, settings: ChatSettings | None = None) -> Chat:
@@ -40,10 +46,61 @@ def open_chat(model: str | Path, settings: ChatSettings | None = None) -> Chat:
 
 
 def open_engine(
-    model: PreTrainedModel, chat: Chat, *, synchronous: bool = False
-) -> TransformersEngine:
-    """The engine that samples turns of a chat with a loaded model."""
-    return transformers_engine(model, chat, synchronous=synchronous)
+    model: PreTrainedModel,
+    chat: Chat,
+    *,
+    synchronous: bool = False,
+    settings: EngineSettings | None = None,
+) -> Engine:
+    """The engine that samples turns of a chat with a loaded model.
+
+    vLLM takes from the model only where its folder is and what it computes in; its own weights are
+    random until the first `load`.
+
+    Raises:
+        ConfigError: the tokenizer is not the model's, or vLLM cannot be had or serve the model.
+    """
+    settings = settings or EngineSettings()
+    _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
+    if settings.name == "transformers":
+        return transformers_engine(model, chat, synchronous=synchronous)
+    base: Any = getattr(model, "get_base_model", lambda: model)()
+    dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
+    return _vllm_engine(Path(base.name_or_path), chat, settings, dtype, synchronous, empty=True)
+
+
+def open_vllm(model: str | Path, chat: Chat, settings: EngineSettings) -> Engine:
+    """The vLLM engine of a model's folder, with the weights that are in it.
+
+    Raises:
+        ConfigError: the tokenizer is not the model's, or vLLM cannot be had or serve the model.
+    """
+    folder = find_model(model)
+    _refuse_vocabulary(chat, int(load_config(folder).get_text_config().vocab_size))
+    return _vllm_engine(folder, chat, settings, own_dtype(folder), False, empty=False)
+
+
+def _vllm_engine(
+    folder: Path, chat: Chat, settings: EngineSettings, dtype: Any, synchronous: bool, empty: bool
+) -> Engine:
+    from agentrl.engines.vllm import VllmEngine
+
+    chosen = str(dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
+    stop_ids = chat.stop_ids
+    return VllmEngine(
+        folder, stop_ids, settings, dtype=chosen, synchronous=synchronous, empty=empty
+    )
+
+
+def _refuse_vocabulary(chat: Chat, size: int) -> None:
+    """Refuse a tokenizer with tokens that the model does not have."""
+    largest = max(chat.tokenizer.get_vocab().values())
+    if largest >= size:
+        raise ConfigError(
+            f"tokenizer {chat.tokenizer.name_or_path!r} has token ids up to {largest}, and the"
+            f" model a vocabulary of {size}: give the tokenizer of this model, or resize the"
+            " model's embeddings"
+        )
 
 
 def check_model(model: str | Path, settings: ChatSettings | None = None) -> dict[str, Any]:

@@ -127,6 +127,11 @@ def load_config(path: str | Path) -> PretrainedConfig:
     return config
 
 
+def own_dtype(path: str | Path) -> str:
+    """The precision of the weights in a model's folder, as in "bfloat16"."""
+    return str(load_config(path).get_text_config().dtype or "float32").removeprefix("torch.")
+
+
 def load_model(
     path: str | Path, device: str = "cpu", *, dropout: float = 0.0, **kwargs: Any
 ) -> PreTrainedModel:

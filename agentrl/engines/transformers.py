@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from agentrl.engines.base import Generation, Sampling, Weights
+from agentrl.engines.base import Generation, Sampling, Weights, refuse_request
 from agentrl.engines.histories import HISTORY_MB, Histories, History
 from agentrl.errors import EngineAborted, EngineError
 
@@ -140,16 +140,7 @@ class TransformersEngine:
             EngineError: the prompt is none for this model, or the model failed; the cause is in the
                 message.
         """
-        if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
-            raise EngineError(
-                "prompt ids must be at least one, each below the vocabulary's size"
-                f" {self._vocab_size}"
-            )
-        if len(prompt_ids) + sampling.max_tokens > self.context_length:
-            raise EngineError(
-                f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the"
-                f" context length {self.context_length}"
-            )
+        refuse_request(prompt_ids, sampling, self._vocab_size, self.context_length)
         self._loop = asyncio.get_running_loop()
         reply: asyncio.Future[Generation] = self._loop.create_future()
         self._waiting.append(_Request(tuple(prompt_ids), sampling, seed, reply))

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.chat.settings import ChatSettings, in_words
 from agentrl.engines.base import Sampling
+from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.passk import summarize
@@ -30,7 +31,9 @@ from agentrl.types import Ending, Task
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
 
-POLICIES = "oracle, noop, hf:MODEL or openai:MODEL@URL"
+POLICIES = "oracle, noop, hf:MODEL, vllm:MODEL or openai:MODEL@URL"
+_LOADED = ("hf", "vllm")
+"""Kinds of policies whose model is loaded here."""
 _BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
 
 
@@ -46,7 +49,8 @@ class EvalPlan:
         limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
         out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
         temperature, top_p, top_k: of a sampled policy; a served one takes the first alone.
-        chat: how messages become the tokens of an `hf:` policy.
+        chat: how messages become the tokens of an `hf:` or `vllm:` policy.
+        engine: memory and length of a `vllm:` policy.
         prices: US dollars per million prompt and completion tokens of a served policy; None where
             not known.
     """
@@ -64,6 +68,7 @@ class EvalPlan:
     top_p: float = 1.0
     top_k: int = 0
     chat: ChatSettings = field(default_factory=ChatSettings)
+    engine: EngineSettings = VLLM
     prices: tuple[float, float] | None = None
     out: Path | None = None
 
@@ -185,11 +190,12 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
     return {
         "settings": json.loads(json.dumps(getattr(plan.make, "keywords", {}), default=repr)),
         "policy": plan.policy,
-        "model": _fingerprint(path) if kind == "hf" else "",
+        "model": _fingerprint(path) if kind in _LOADED else "",
         "temperature": plan.temperature,
         "top_p": plan.top_p,
         "top_k": plan.top_k,
-        **({"chat": plan.chat.model_dump(mode="json")} if kind == "hf" else {}),
+        **({"chat": plan.chat.model_dump(mode="json")} if kind in _LOADED else {}),
+        **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},
@@ -221,15 +227,10 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
         return Scripted("oracle", env.oracle_actions)
     if plan.policy == "noop":
         return noop()
-    if kind == "hf" and path:
-        return _transformers_policy(path, plan, env.limits.turn_tokens)
+    if kind in _LOADED and path:
+        return _loaded_policy(kind, path, plan, env.limits.turn_tokens)
     if kind == "openai":
         return _served_policy(path, plan)
-    if kind == "vllm":
-        raise ConfigError(
-            f"--policy {plan.policy!r}: {kind} policies are not part of this version: use"
-            f" {POLICIES}"
-        )
     raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
 
 
@@ -254,18 +255,21 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
     )
 
 
-def _transformers_policy(model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
+def _loaded_policy(kind: str, model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
     try:
-        from agentrl.engines.factory import open_chat, open_engine
+        from agentrl.engines.factory import open_chat, open_engine, open_vllm
         from agentrl.engines.loading import best_device, load_model
     except ImportError as error:
         raise ConfigError(
-            f"--policy hf:{model} needs torch and transformers: pip install 'agentrl[train]'"
+            f"--policy {plan.policy} needs torch and transformers: pip install 'agentrl[train]'"
         ) from error
     chat = open_chat(model, plan.chat)
-    engine = open_engine(load_model(model, best_device()), chat)
+    if kind == "vllm":
+        engine = open_vllm(model, chat, plan.engine)
+    else:
+        engine = open_engine(load_model(model, best_device()), chat)
     sampling = Sampling(plan.temperature, plan.top_p, plan.top_k, turn_tokens)
-    return TokenPolicy(engine, chat, sampling, name=f"hf:{model}")
+    return TokenPolicy(engine, chat, sampling, name=plan.policy)
 
 
 def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:

@@ -96,9 +96,10 @@ def test_doctor(run):
         and {"python", "bubblewrap", "docker", "torch", "vllm", "ray", "gpu"} <= parts.keys()
     )
     assert all(part["ok"] in (True, False) and part["detail"] for part in parts.values())
-    for name in ("vllm", "ray"):
-        assert parts[name]["ok"] is False and "not part of this version" in parts[name]["detail"]
-        assert "pip install" not in parts[name]["detail"]
+    assert parts["ray"]["ok"] is False and "not part of this version" in parts["ray"]["detail"]
+    assert "pip install" not in parts["ray"]["detail"]
+    found = "tried with" if parts["vllm"]["ok"] else "`make setup-vllm`"
+    assert found in parts["vllm"]["detail"]
     code, out, _ = run("doctor")
     assert (
         code == 0
@@ -388,7 +389,16 @@ def syntax_error(tmp_path):
         (["eval", "calc-v0", "--limit", "1", "--k", "4"], "--k 4 must be from 1 to --samples 1"),
         (["eval", "calc-v0", "--limit", "1", "--k", "x"], "--k 'x'"),
         (["eval", "calc-v0", "--limit", "1", "--policy", "orakel"], "--policy 'orakel' is unknown"),
-        (["eval", "calc-v0", "--limit", "1", "--policy", "vllm:x"], "not part of this version"),
+        (["eval", "calc-v0", "--limit", "1", "--policy", "vllm:/no/such"], "does not exist"),
+        (
+            ["eval", "calc-v0", "--limit", "1", "--engine-option", "max_model_len=-1"],
+            "--engine-option max_model_len= -1: input should be greater",
+        ),
+        (
+            ["eval", "calc-v0", "--limit", "1", "--engine-option", "own_weights=true"],
+            "own_weights=true is no setting of 'vllm'",
+        ),
+        (["demo", "--engine", "vlm"], "name='vlm': input should be 'transformers' or 'vllm'"),
         (
             ["eval", "calc-v0", "--limit", "1", "--policy", "openai:m@ftp://x"],
             "base_url='ftp://x' is no address",

@@ -18,9 +18,16 @@ LIBRARY = ("agentrl", "envs", "sandboxes", "trainers", "verifiers")
 ENGINE = tuple(
     f"agentrl/engines/{name}.py" for name in ("transformers", "loading", "histories", "growing")
 )
+CORE = "agentrl/engines/vllm_core.py"
 MAY_IMPORT = {
-    "torch": ("trainers/", *ENGINE, "verifiers/models/reward_model.py"),
+    "torch": (
+        "trainers/",
+        *ENGINE,
+        "agentrl/engines/vllm_core.py",
+        "verifiers/models/reward_model.py",
+    ),
     "transformers": ("trainers/", *ENGINE),
+    "vllm": (CORE,),
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),

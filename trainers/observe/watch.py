@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Engine, Generation, Sampling
+from agentrl.engines.base import Engine, Generation, Measured, Sampling
 from agentrl.records.files import EpisodeWriter, read_episodes
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
@@ -134,8 +134,12 @@ class Watch:
         return ratios
 
     def noticed(self, groups: Sequence[Group], seed: int) -> dict[str, float]:
-        """Put episodes of a round aside for readers; metrics of prompts that came again."""
+        """Put episodes of a round aside for readers; metrics of prompts that came again, and what
+        the engine counted.
+        """
         metrics = repeat_metrics(groups, self._seen)
+        if isinstance(self._engine, Measured):
+            metrics |= self._engine.metrics()
         self._seen |= {prompt_of(group) for group in groups}
         for kind, episodes in to_read(groups, seed).items():
             for episode in episodes:

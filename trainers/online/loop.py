@@ -27,9 +27,11 @@ def train(run: Run) -> None:
         played = run.play(step)
         batch = run.pack(played)
         clock.lap("rollout")
+        run.engine.pause()  # nothing is under way: one that sleeps may, and give its memory back
         learnt = run.learner.step(batch, step)
         clock.lap("update")
         run.rollouts.sync(run.learner.weights(), step + 1)
+        run.engine.resume()
         metrics = {
             **rollout_metrics(played.groups, rewards),
             **run.watch.noticed(played.groups, step),

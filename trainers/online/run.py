@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from agentrl.chat.settings import in_words
 from agentrl.curriculum.source import TaskSource, Uniform
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.factory import open_chat, open_engine
+from agentrl.engines.vllm_setup import refuse_missing
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
@@ -80,7 +82,7 @@ class Run:
         resume: bool = False,
         listen: Listener | None = None,
         source: TaskSource | None = None,
-        engine: EngineFactory = open_engine,
+        engine: EngineFactory | None = None,
     ) -> None:
         self.listen = listen or (lambda kind, what: None)
         self.folder = RunFolder(path, config, resume=resume)
@@ -92,6 +94,7 @@ class Run:
         algorithm = recipe(config.recipe, **config.loss)
         algorithm.refuse_group_size(config.group_size)
         algorithm.refuse_minibatches(config.minibatches)
+        refuse_missing(config.engine)
         make = factory(config.env, **config.env_settings)
         self._check_splits(make())
         self._held_out = self._held_out_tasks(make())
@@ -106,7 +109,7 @@ class Run:
         self.source = source or Uniform(self._epoch_of(make), config.env, state.get("source"))
         self._parts = ExitStack()
         try:
-            self._open_sampler(make, engine)
+            self._open_sampler(make, engine or partial(open_engine, settings=config.engine))
             self._rounds = self._open_rounds()
             self.listen("chat", in_words(self.chat))
             self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was

@@ -1,0 +1,49 @@
+"""The settings of an engine, as files and commands give them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+EngineName = Literal["transformers", "vllm"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class EngineSettings(BaseModel):
+    """What samples. All but the first two are settings of vLLM."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: EngineName = "transformers"
+    """"transformers": in this process, on the loaded model. "vllm": in this process, on weights of
+    its own, with paged keys and values and continuous batches."""
+    own_weights: bool = False
+    """Of "transformers": sample from a second copy of the weights, which each round replaces; costs
+    their memory. vLLM always has its own."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Longest prompt and answer together, in tokens; 0: as long as the model's context."""
+    dtype: Precision = "auto"
+    """Precision of weights and layers; "auto": the one that the policy computes in."""
+    kv_cache_gib: float = Field(default=0.0, ge=0)
+    """Memory for keys and values; 0: on a GPU what `gpu_memory_utilization` leaves, else 1 GiB."""
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
+    """Share of the GPU's memory that vLLM takes; what trains beside it needs the rest."""
+    enforce_eager: bool = False
+    """Compile nothing and capture no CUDA graphs. On a CPU nothing is compiled in any case."""
+    sleep: bool = False
+    """On a GPU: give keys, values and weights back while the policy is updated."""
+
+    @model_validator(mode="after")
+    def _fit_the_engine(self) -> Self:
+        mine = {"transformers": {"name", "own_weights"}, "vllm": set(_FIELDS) - {"own_weights"}}
+        for field in sorted(set(_FIELDS) - mine[self.name]):
+            value = getattr(self, field)
+            if value != EngineSettings.model_fields[field].default:
+                raise ValueError(f"{field}={value!r} is no setting of {self.name!r}: leave it out")
+        return self
+
+
+_FIELDS = tuple(EngineSettings.model_fields)
+VLLM = EngineSettings(name="vllm", gpu_memory_utilization=0.9)
+"""vLLM with nothing beside it on the GPU."""

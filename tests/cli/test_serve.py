@@ -1,0 +1,82 @@
+"""`agentrl serve` and the sentences of those who have no vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from conftest import require
+from helpers import process, tiny_model_folder, wait_for
+from run_cases import settings
+
+from agentrl.cli import serve as command
+from agentrl.engines import vllm_setup
+from agentrl.errors import ConfigError
+from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.registry import factory
+from agentrl.trainers.online.run import Run
+
+HOW = "vLLM is not installed: pip install 'agentrl\\[vllm\\]' on a machine with a GPU, `make setup"
+
+
+def test_without_vllm_every_way_to_it_says_how_to_get_it(monkeypatch, tmp_path, model):
+    monkeypatch.setattr(vllm_setup, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=HOW):
+        command.serve(str(tiny_model_folder()))
+    plan = EvalPlan(factory("calc-v0"), f"vllm:{tiny_model_folder()}", limit=1, sandbox="process")
+    with pytest.raises(ConfigError, match=HOW):
+        evaluate(plan)
+    with pytest.raises(ConfigError, match=HOW):
+        Run(settings(model, engine={"name": "vllm"}), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
+def test_other_machines_are_let_in_only_with_a_key(monkeypatch, host):
+    monkeypatch.setattr(vllm_setup, "missing", lambda: None)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="set VLLM_API_KEY to a secret"):
+        command.serve(str(tiny_model_folder()), host=host)
+
+
+def test_a_context_that_the_model_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match=r"max_model_len=513 exceeds the context length 512"):
+        command._arguments(str(tiny_model_folder()), command.vllm_settings(["max_model_len=513"]))
+
+
+def post(url: str, body: dict) -> dict:
+    head = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.long
+def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
+    require("vllm")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "agentrl.cli", "serve", str(tiny_model_folder())]
+    words += ["--port", str(port), "--engine-option", "kv_cache_gib=0.0625"]
+    url = f"http://127.0.0.1:{port}"
+
+    def up() -> bool:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    log = (tmp_path / "log").open("wb")
+    with log, process(*words, stderr=log, env=os.environ | {"VLLM_CACHE_ROOT": str(tmp_path)}):
+        wait_for(up, timeout_s=300)
+        body = {"model": str(tiny_model_folder()), "prompt": [5, 6, 7], "max_tokens": 4}
+        body |= {"logprobs": 0, "return_token_ids": True, "seed": 3, "temperature": 0.7}
+        (choice,) = post(f"{url}/v1/completions", body)["choices"]
+    assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
