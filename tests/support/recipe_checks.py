@@ -200,6 +200,7 @@ def check_the_kl_gradient(row: Recipe) -> None:
         parts_E={"a": batch.reward_E},
         state_BT=batch.ids_BT,
         signal_E=torch.ones_like(batch.truncated_E),
+        passed_E=batch.reward_E >= 1,
     )
     needs = frozenset(row.needs) - {"greedy", "reference"}
     batch = replace(
