@@ -55,7 +55,7 @@ def anchored(learner: Learner, pieces: Iterable[Piece], step: int) -> list[Piece
         scored = micros
         if number:
             scored = [
-                replace(micro, proximal_logprobs_BT=said(learner.model, micro, number, index))
+                with_anchor(learner, micro, said(learner.model, micro, number, index))
                 for index, micro in enumerate(scored)
             ]
         if reference is not None:
@@ -65,6 +65,18 @@ def anchored(learner: Learner, pieces: Iterable[Piece], step: int) -> list[Piece
             ]
         found.append((mini, scored))
     return found
+
+
+def with_anchor(learner: Learner, micro: TokenBatch, said_BT: torch.Tensor) -> TokenBatch:
+    """The micro-batch with ratios against what the policy said of it before the round's first step.
+
+    Tokens of an earlier policy keep their sampler's word: what was learnt since belongs in their
+    ratio, unless a correction weighs it already.
+    """
+    if micro.version is not None and "proximal" not in learner.recipe.needs:
+        is_present_BT = micro.version_BT >= micro.version
+        said_BT = torch.where(is_present_BT, said_BT, micro.old_logprobs_BT.to(said_BT.dtype))
+    return replace(micro, proximal_logprobs_BT=said_BT)
 
 
 @contextmanager

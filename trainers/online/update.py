@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,13 @@ from agentrl.trainers.batch import PolicyOutput, TokenBatch
 from agentrl.trainers.models.moe import with_router_loss
 from agentrl.trainers.models.scoring import EntropyMode, token_logprobs
 from agentrl.trainers.observe.updates import UpdateLog
-from agentrl.trainers.online.anchor import Piece, anchored, anchors_itself, same_dropout
+from agentrl.trainers.online.anchor import (
+    Piece,
+    anchored,
+    anchors_itself,
+    same_dropout,
+    with_anchor,
+)
 from agentrl.trainers.online.prepare import LIKELIEST
 
 if TYPE_CHECKING:
@@ -47,7 +52,7 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
             with same_dropout(learner, step, number, index):
                 output = policy_output(learner, micro)
             if own_anchor and number == 0:  # nothing has moved yet: its own word, bit for bit
-                micro = replace(micro, proximal_logprobs_BT=output.logprobs_BT.detach())
+                micro = with_anchor(learner, micro, output.logprobs_BT.detach())
             loss, metrics = recipe.loss(output, micro)
             loss.backward()
             log.micro(output, micro, metrics)

@@ -17,8 +17,10 @@ from agentrl.trainers.algorithms.recipes import RECIPES
 from agentrl.trainers.batch import pack
 from agentrl.trainers.config import check_config
 from agentrl.trainers.models.tiny import build_model
+from agentrl.trainers.online.anchor import with_anchor
 from agentrl.trainers.online.learner import Learner
 from agentrl.trainers.online.run import Run
+from agentrl.trainers.rewards import OUTCOMES
 
 MOST = 0.002
 """Share of trained tokens that may be clipped in front of a round's first step."""
@@ -77,7 +79,7 @@ def clipped(row):
 def check(folder, path, compute, recipes):
     base = settings(folder, compute=compute)
     groups, pad_id = played(base, path)
-    assert any(group.has_signal for group in groups)
+    assert any(map(OUTCOMES.has_signal, groups))
     found = {}
     for name in recipes:
         loss = {"critic": {"warmup": 0}} if "critic" in RECIPES[name].needs else {}
@@ -122,3 +124,17 @@ def test_every_step_of_a_round_is_anchored_in_its_first(model, tmp_path, compute
     row = first_step(settings(model, compute=compute, recipe=recipe, **changes), groups, pad_id)
     assert row["policy/updates"] > 3
     assert (row["policy/kl"], row["policy/ratio_max"], clipped(row)) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(("loss", "is_anchored"), [({}, False), ({"tis_high": 2.0}, True)])
+def test_tokens_of_an_earlier_policy_keep_their_samplers_word(model, tmp_path, loss, is_anchored):
+    """Else what was learnt since they were sampled would be in no ratio and in no weight."""
+    config = settings(model, compute=FULL, loss=loss)
+    groups, pad_id = played(config, tmp_path / "x")
+    batch = pack(groups, pad_id, version=1)
+    stale_BT = batch.mask_BT & (torch.arange(len(batch)) % 2 == 0)[:, None]
+    batch = replace(batch, version_BT=torch.where(stale_BT, 0, 1).int())
+    found = with_anchor(Learner(config), batch, batch.old_logprobs_BT - 0.5)
+    moved_BT = found.anchor_BT - batch.old_logprobs_BT
+    assert (moved_BT[batch.mask_BT & ~stale_BT] == -0.5).all()
+    assert (moved_BT[stale_BT] == (-0.5 if is_anchored else 0.0)).all()
