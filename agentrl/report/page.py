@@ -23,7 +23,8 @@ from agentrl.errors import UserError
 from agentrl.records.files import iter_episodes, read_metrics, write_bytes_atomic
 from agentrl.records.plain import plain
 from agentrl.report import panels, viewer
-from agentrl.report.charts import format_number, interval_svg, svg
+from agentrl.report.charts import format_number, svg
+from agentrl.report.headline import headline, is_number
 from agentrl.report.signs import coverage, find_signs
 from agentrl.report.tripwires import TO_READ, put_aside
 from agentrl.trajectory import Episode, EpisodeKey
@@ -72,7 +73,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
     }
     page = _render(
         heading=_heading(folder, settings, metrics, lights),
-        headline=_headline(metrics, evaluation),
+        headline=headline(metrics, evaluation),
         tiles=_tiles(metrics, lights),
         signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder)],
         coverage=coverage(metrics) if metrics else "",
@@ -215,7 +216,7 @@ def _heading(
     lights: Sequence[viewer.Light],
 ) -> _Row:
     parts = ("time/rollout_s", "time/update_s", "time/eval_s")
-    seconds = sum(row[key] for row in metrics for key in parts if _is_number(row.get(key)))
+    seconds = sum(row[key] for row in metrics for key in parts if is_number(row.get(key)))
     facts = {
         "model": _lookup(settings, "model", "model.path"),
         "policy": _lookup(settings, "policy"),
@@ -252,58 +253,6 @@ def _counted(lights: Sequence[viewer.Light]) -> str:
     return f"{len(lights):,}" + (f", {held_out:,} of them held-out" if held_out else "")
 
 
-def _headline(metrics: Sequence[_Row], evaluation: Mapping[str, Any]) -> _Row | None:
-    """Held-out pass@1 before and after, each (value, low, high); and all other pass@k of
-    `eval.json`.
-    """
-    points = [
-        (
-            row["eval/pass_at_1"],
-            row.get("eval/ci95_low"),
-            row.get("eval/ci95_high"),
-            f"step {row['step']}",
-        )
-        for row in metrics
-        if _is_number(row.get("eval/pass_at_1"))
-    ]
-    summaries = [
-        evaluation[name] for name in ("before", "after") if isinstance(evaluation.get(name), dict)
-    ]
-    if not points:
-        points = [
-            point for summary in summaries or [evaluation] if (point := _summary_point(summary))
-        ]
-    if not points:
-        return None
-    before, after = (_interval(points[0]) if len(points) > 1 else None), _interval(points[-1])
-    final = summaries[-1] if summaries else evaluation
-    return {
-        "before": before,
-        "after": after,
-        "before_at": points[0][3],
-        "after_at": points[-1][3],
-        "change": after[0] - before[0] if before else None,
-        "svg": Markup(interval_svg(before, after)),
-        "others": {
-            k: value
-            for k, value in (final.get("pass_at") or {}).items()
-            if k != "1" and _is_number(value)
-        },
-        "n_tasks": final.get("n_tasks"),
-    }
-
-
-def _summary_point(summary: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    value = (summary.get("pass_at") or {}).get("1")
-    low, high = (summary.get("ci95") or {}).get("1") or (None, None)
-    return (value, low, high, "evaluation") if _is_number(value) else None
-
-
-def _interval(point: Sequence[Any]) -> tuple[float, float, float]:
-    value, low, high = point[:3]
-    return value, (low if _is_number(low) else value), (high if _is_number(high) else value)
-
-
 def _tiles(metrics: Sequence[_Row], lights: Sequence[viewer.Light]) -> list[_Row]:
     tiles: list[_Row] = []
     for label, key in (
@@ -314,7 +263,7 @@ def _tiles(metrics: Sequence[_Row], lights: Sequence[viewer.Light]) -> list[_Row
         ("Tokens per second", "tokens_per_s"),
         ("Tokens per second", "time/tokens_per_s"),
     ):
-        values = [row[key] for row in metrics if _is_number(row.get(key))]
+        values = [row[key] for row in metrics if is_number(row.get(key))]
         if values:
             value = max(values) if key == "parity/gap_mean" else values[-1]
             note = (
@@ -386,10 +335,4 @@ def duration(seconds: float) -> str:
         else f"{minutes} min {rest:02} s"
         if minutes
         else f"{rest} s"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     )

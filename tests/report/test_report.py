@@ -504,3 +504,20 @@ def test_signs_say_what_was_looked_at_and_what_could_not_be_judged():
             "Not judged"
         )[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_shown"), [(0.2, 0.8, True), (0.5, 0.55, False), (0.5, 0.5, False)]
+)
+def test_a_headline_says_whether_anything_changed(tmp_path, before, after, is_shown):
+    def row(step, value):
+        ends = {"eval/ci95_low": value - 0.1, "eval/ci95_high": value + 0.1}
+        return {"step": step, "eval/pass_at_1": value} | ends
+
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.write(row(0, before))
+        writer.write(row(4, after))
+    text = Page(write_report(tmp_path).read_text()).text
+    half = math.hypot(0.1, 0.1)
+    assert f"change: {after - before - half:+.2f} to {after - before + half:+.2f}" in text
+    assert ("do not show that anything changed" not in text) is is_shown
