@@ -36,7 +36,7 @@ PATH = (
 )
 """What a reader opens between the settings and `optimizer.step()`: see docs/architecture.md."""
 
-MAX_LEAVES = 46
+MAX_LEAVES = 48
 """Settings of a run that can be set one by one, those of its tables included."""
 
 
@@ -256,8 +256,9 @@ def test_the_driver_is_read_aloud() -> None:
     assert sum(isinstance(node, branches) for node in ast.walk(loop)) <= 7
 
 
-def test_folders_have_at_most_15_modules() -> None:
-    counts = Counter(path.parent for path in library_files())
+def test_folders_have_at_most_16_modules() -> None:
+    modules = (path for path in library_files() if not path.stem.startswith("__"))
+    counts = Counter(path.parent for path in modules)
     assert not {name_of(folder): count for folder, count in counts.items() if count > 16}
 
 
