@@ -63,7 +63,9 @@ def open_engine(
     settings = settings or EngineSettings()
     _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
     if settings.name == "transformers":
-        return transformers_engine(model, chat, synchronous=synchronous)
+        return transformers_engine(
+            model, chat, synchronous=synchronous, history_mb=settings.history_mb
+        )
     base: Any = getattr(model, "get_base_model", lambda: model)()
     dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
     return _vllm_engine(Path(base.name_or_path), chat, settings, dtype, synchronous, empty=True)

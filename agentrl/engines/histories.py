@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache
 
 MB = 2**20
-HISTORY_MB = 2048
-"""Memory that the histories of an engine may take, unless it is told otherwise."""
 
 
 class History(NamedTuple):

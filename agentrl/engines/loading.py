@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.tokens import Chat
+from agentrl.engines.settings import HISTORY_MB
 from agentrl.engines.transformers import TransformersEngine, with_float32_output
 from agentrl.errors import ConfigError
 
@@ -283,12 +284,20 @@ def _own_memory(model: PreTrainedModel) -> None:
 
 
 def transformers_engine(
-    model: PreTrainedModel, chat: Chat, *, synchronous: bool = False
+    model: PreTrainedModel,
+    chat: Chat,
+    *,
+    synchronous: bool = False,
+    history_mb: int = HISTORY_MB,
 ) -> TransformersEngine:
     """An engine for a model and the chat whose stop tokens end its turns."""
     pad = chat.tokenizer.pad_token_id
     return TransformersEngine(
-        model, chat.stop_ids, pad_id=0 if pad is None else pad, synchronous=synchronous
+        model,
+        chat.stop_ids,
+        pad_id=0 if pad is None else pad,
+        synchronous=synchronous,
+        history_mb=history_mb,
     )
 
 

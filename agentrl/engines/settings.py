@@ -7,11 +7,12 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 EngineName = Literal["transformers", "vllm"]
+HISTORY_MB = 2048
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineSettings(BaseModel):
-    """What samples. All but the first two are settings of vLLM."""
+    """What samples. All but the first three are settings of vLLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -21,6 +22,9 @@ class EngineSettings(BaseModel):
     own_weights: bool = False
     """Of "transformers": sample from a second copy of the weights, which each round replaces; costs
     their memory. vLLM always has its own."""
+    history_mb: int = Field(default=HISTORY_MB, ge=0)
+    """Of "transformers": memory for keys and values that episodes keep between their turns; 0:
+    every turn computes the whole history anew. vLLM keeps them in its own cache."""
     max_model_len: int = Field(default=0, ge=0)
     """Longest prompt and answer together, in tokens; 0: as long as the model's context."""
     dtype: Precision = "auto"
@@ -36,7 +40,8 @@ class EngineSettings(BaseModel):
 
     @model_validator(mode="after")
     def _fit_the_engine(self) -> Self:
-        mine = {"transformers": {"name", "own_weights"}, "vllm": set(_FIELDS) - {"own_weights"}}
+        own = {"own_weights", "history_mb"}
+        mine = {"transformers": {"name", *own}, "vllm": set(_FIELDS) - own}
         for field in sorted(set(_FIELDS) - mine[self.name]):
             value = getattr(self, field)
             if value != EngineSettings.model_fields[field].default:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights, refuse_request
-from agentrl.engines.histories import HISTORY_MB, Histories, History
+from agentrl.engines.histories import Histories, History
+from agentrl.engines.settings import HISTORY_MB
 from agentrl.errors import EngineAborted, EngineError
 
 if TYPE_CHECKING:

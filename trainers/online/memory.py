@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agentrl.engines.histories import HISTORY_MB, MB
+from agentrl.engines.histories import MB
 from agentrl.engines.loading import load_config
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import Compute, OptimizerName, TrainConfig
@@ -36,12 +36,14 @@ class Work:
         trained_tokens: sampled tokens in it; None: all.
         samples: rows that are sampled at once; 0: nothing is sampled in this process.
         sample_tokens: prompt and answer of the longest of them.
+        history_mb: what the engine may keep of earlier turns.
     """
 
     micro_tokens: int
     trained_tokens: int | None = None
     samples: int = 0
     sample_tokens: int = 0
+    history_mb: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def _sampling(model: Any, config: Any, compute: Compute, work: Work) -> dict[str
     cache = 2 * config.num_hidden_layers * keys * read
     return {
         "key-value cache": cache,
-        "histories between turns": min(cache, HISTORY_MB * MB),
+        "histories between turns": min(cache, work.history_mb * MB),
         "prompts and one token": max(prompts, drawn) + _copies(model, low),
     }
 
@@ -222,6 +224,7 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
         trained_tokens=min(tokens // longest * limits.episode_tokens, tokens),
         samples=min(config.tasks_per_step * config.group_size, 256),
         sample_tokens=longest,
+        history_mb=config.engine.history_mb,
     )
     critic = load_config(chosen.critic.model or config.model) if "critic" in chosen.needs else None
     held = "reference" in chosen.needs
