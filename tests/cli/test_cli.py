@@ -398,7 +398,7 @@ def syntax_error(tmp_path):
             ["eval", "calc-v0", "--limit", "1", "--engine-option", "own_weights=true"],
             "own_weights=true is no setting of 'vllm'",
         ),
-        (["demo", "--engine", "vlm"], "name='vlm': input should be 'transformers' or 'vllm'"),
+        (["demo", "--engine", "vlm"], "name='vlm': must be 'transformers' or 'vllm'"),
         (
             ["eval", "calc-v0", "--limit", "1", "--policy", "openai:m@ftp://x"],
             "base_url='ftp://x' is no address",

@@ -1,5 +1,5 @@
 """The papers' formulas as our recipes have them: one option for each thing that differs, which has
-our value unless it is given the paper's. What each means in words is in `paper_differs`.
+our value unless it is given the paper's. Which deviation each undoes is in `paper_differs`.
 """
 
 from __future__ import annotations

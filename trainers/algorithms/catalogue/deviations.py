@@ -1,12 +1,14 @@
 """Where a recipe differs from the paper that it is named after, and why.
 
-A row without an entry differs in nothing that is known. Each entry is held by a test that computes
-both: `tests/trainers/algorithms/test_deviations.py`.
+A row without an entry differs in nothing that is known. Each entry is held by a test: those that one
+step's numbers show by the paper's formula (`tests/support/paper_differs.py`), the others by a check
+each (`tests/trainers/algorithms/test_deviations.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,14 @@ class Deviation:
 RATIO = Deviation(
     "ratio",
     "the paper steps once on -A·log π; here the step is on -ρA",
-    "the gradients are the same at a round's first step, and ρ keeps later ones right",
+    "the gradients are the same at a round's first step, and ρ keeps later ones right; surrogate ="
+    " policy_gradient is the paper's",
 )
 TOKEN_CLIP = Deviation(
     "token_clip",
-    "the paper's gradient is not clipped; here PPO's clip is on every token",
-    "it does nothing at a round's first step and bounds later ones; the paper's is"
-    " surrogate = importance_weighted",
+    "the paper steps on -A·log π; here the step is on -ρA with PPO's clip on every token",
+    "the gradients are the same at a round's first step, and the clip bounds later ones; surrogate ="
+    " policy_gradient is the paper's",
 )
 NO_KL_IN_REWARD = Deviation(
     "no_kl_in_reward",
@@ -54,7 +57,7 @@ WHITENED = Deviation(
 
 CONSTANT_NORM = Deviation(
     "constant_norm",
-    "the paper sums over an answer's tokens; here the sum is over norm_tokens = 4096 as well",
+    "the paper sums over an answer's tokens; here the sum is divided by norm_tokens = 4096",
     "so that a learning rate is in the range of other rows; aggregate = episode_sum is the paper's",
 )
 ONE_MEAN = Deviation(
@@ -68,15 +71,23 @@ WHOLE_STEP = Deviation(
     " policy that the round starts from",
     "the choice is the same in every split into micro-batches",
 )
-TOKEN_RATIO = Deviation(
-    "token_ratio",
-    "the paper's ratio and clip are of a turn's whole action; here of its tokens",
-    "a product over a long turn leaves the clip at once",
-)
+PRODUCT = "a product over a long turn leaves the clip at once"
 NO_DISCOUNT = Deviation(
     "no_discount",
     "the paper discounts by 0.99; here gamma is 1",
     "its steps are those of games and robots; a turn of a hundred tokens would be worth a third",
+)
+NO_ENTROPY_BONUS = Deviation(
+    "no_entropy_bonus",
+    "the paper's loss has an entropy bonus, and one network for policy and values; here there is no"
+    " bonus, and the critic is a model of its own",
+    "entropy_coef adds the bonus",
+)
+VALUE_CLIP = Deviation(
+    "value_clip",
+    "the paper's value loss is not clipped; here a value moves by at most 0.5 within a round",
+    "a critic that forgets a round's start loses the advantages; critic = {value_clip = inf} is the"
+    " paper's",
 )
 
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
@@ -100,6 +111,14 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "there is nothing to compare it with",
         ),
     ),
+    "opo": (
+        Deviation(
+            "ratio",
+            RATIO.differs,
+            "the gradients are the same at a round's one step; surrogate = policy_gradient is the"
+            " paper's",
+        ),
+    ),
     "grpo": (
         Deviation(
             "group_std",
@@ -117,8 +136,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "dr_grpo": (
         Deviation(
             "norm_tokens",
-            "the paper divides by its budget of tokens; here by 4096 unless norm_tokens says"
-            " otherwise",
+            "the paper's equation sums over an answer's tokens, its listing divides that by the"
+            " budget of tokens; here it is divided by norm_tokens = 4096",
             "an environment's budget is not known to the loss; it scales the loss and nothing else",
         ),
     ),
@@ -191,9 +210,10 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "as SkyRL and ART; clip_high sets it",
         ),
         Deviation(
-            "no_refill",
-            "the paper also takes dynamic sampling from DAPO; here groups without signal stay",
-            "the row is the surrogate alone; refill = true is the paper's",
+            "surrogate_alone",
+            "the paper also takes dynamic sampling and the punishment of long answers from DAPO;"
+            " here neither",
+            "the row is the surrogate; refill = true and overlong_tokens add them",
         ),
         ONE_MEAN,
     ),
@@ -208,8 +228,9 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "dppo": (
         Deviation(
             "as_log",
-            "the paper's loss is -ρA; here -ρA·log π with ρ held fixed",
-            "the gradient is the same, and the loss is no estimate of anything in either",
+            "the paper's loss is -ρA; here -ρA·log π with ρ held fixed, and at most 20",
+            "the gradient is the same up to that bound, and the loss is no estimate of anything in"
+            " either",
         ),
         CONSTANT_NORM,
     ),
@@ -257,8 +278,15 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         ),
         Deviation(
             "step_quantile",
-            "the paper's code takes the forks of every row by itself; here those of the whole step",
-            "a row of certain tokens has no forks",
+            "the paper's forks are above the quantile of entropy in their answer; here above that of"
+            " the whole step",
+            "an answer of certain tokens has no forks",
+        ),
+        Deviation(
+            "entropy_before",
+            "its authors' code takes the entropy of the policy as it moves; here that of the policy"
+            " that the round starts from",
+            "the choice is the same in every split into micro-batches",
         ),
     ),
     "prorl": (
@@ -292,7 +320,11 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         NO_KL_LOSS,
     ),
     "turn_ppo": (
-        TOKEN_RATIO,
+        Deviation(
+            "token_ratio",
+            "the paper's ratio, clip and mean are of turns; here of tokens",
+            PRODUCT,
+        ),
         WHITENED,
         NO_DISCOUNT,
         Deviation(
@@ -301,23 +333,20 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "as in ppo; lam sets it",
         ),
     ),
-    "gigpo": (TOKEN_RATIO, NO_KL_LOSS),
+    "gigpo": (
+        Deviation(
+            "token_ratio",
+            "the paper's ratio and clip are of a turn's whole action, and its mean is over turns;"
+            " here they are of tokens, and every episode weighs the same",
+            PRODUCT,
+        ),
+        NO_KL_LOSS,
+    ),
     "ppo": (
         WHITENED,
         NO_DISCOUNT,
-        Deviation(
-            "no_entropy_bonus",
-            "the paper's loss has an entropy bonus, and one network for policy and values; here"
-            " there is no bonus, and the critic is a model of its own",
-            "entropy_coef adds the bonus",
-        ),
-        Deviation(
-            "value_clip",
-            "the paper's value loss is not clipped; here a value moves by at most 0.5 within a"
-            " round",
-            "a critic that forgets a round's start loses the advantages; critic = {value_clip ="
-            " inf} is the paper's",
-        ),
+        NO_ENTROPY_BONUS,
+        VALUE_CLIP,
     ),
     "ppo_penalty": (
         WHITENED,
@@ -332,6 +361,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "the paper's β has no ends; here it stays from 2⁻²⁰ to 2²⁰",
             "one that was not needed for long would take as long to come back",
         ),
+        NO_ENTROPY_BONUS,
+        VALUE_CLIP,
     ),
     "vapo": (
         Deviation(
@@ -343,3 +374,17 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     ),
 }
 """Recipe -> its differences."""
+
+PAPER_SETTINGS: dict[str, dict[str, Any]] = {
+    "rloo": {"surrogate": "policy_gradient", "kl_reward_coef": 0.03},
+    "remax": {"surrogate": "policy_gradient"},
+    "opo": {"surrogate": "policy_gradient"},
+    "grpo": {"kl_coef": 0.04, "kl_ratio": False},
+    "dr_grpo": {"norm_tokens": 1},
+    "maxrl": {"surrogate": "policy_gradient", "aggregate": "episode_sum"},
+    "vespo": {"aggregate": "episode_sum"},
+    "prorl": {"kl_ratio": False},
+    "reinforce++": {"kl_reward_coef": 0.01},
+    "reinforce++_baseline": {"kl_coef": 0.01, "kl_estimator": "k2", "kl_ratio": False},
+}
+"""Recipe -> settings with which one step's loss and gradient are its paper's."""
