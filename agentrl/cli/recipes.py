@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -52,6 +53,9 @@ def _sheet(found: dict[str, Any]) -> Iterator[str]:
     for one in found["deviations"]:
         yield f"  {one['name']}: {one['differs']}"
         yield f"    why: {one['why']}"
+        if one["settings"]:
+            told = (f"{key} = {json.dumps(value)}" for key, value in one["settings"].items())
+            yield f"    the paper's: {', '.join(told)}"
 
 
 def _options(rows: list[dict[str, Any]]) -> Iterator[str]:

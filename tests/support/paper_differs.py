@@ -35,16 +35,17 @@ class Difference:
     undone: dict[str, dict[str, Any]]
 
 
-TERM, GAMMA, WHITE = {"term": logged}, {"gamma": 0.99}, {"white": False}
+TERM: dict[str, Any] = {"term": logged}
+GAMMA, WHITE, BETA = {"gamma": 0.99}, {"white": False}, {"beta": 0.01}
 
 DIFFERS: dict[str, Difference] = {
     "reinforce": Difference(
         summed(changed.reinforce, weighted),
-        {"round_baseline": {"others": False}, "ratio": TERM, "no_kl_in_reward": {"beta": 0.03}},
+        {"round_baseline": {"others": False}, "ratio": TERM, "no_kl_in_reward": BETA},
     ),
     "rloo": Difference(
         summed(changed.rloo, clipped_at_02),
-        {"token_clip": TERM, "no_kl_in_reward": {"beta": 0.03}},
+        {"token_clip": TERM, "no_kl_in_reward": BETA},
     ),
     "remax": Difference(summed(adv.greedy_baseline, weighted), {"ratio": TERM}),
     "opo": Difference(summed(adv.length_weighted, weighted), {"ratio": TERM}),
@@ -96,15 +97,15 @@ DIFFERS: dict[str, Difference] = {
     "prorl": Difference(changed.prorl, {"kl_ratio": {"with_ratio": False}}),
     "reinforce++": Difference(
         partial(steps.reinforce_plus_plus, beta=0.0, guard=WHITEN_EPS),
-        {"no_kl_in_reward": {"beta": 0.01}},
+        {"no_kl_in_reward": BETA},
     ),
     "reinforce++_baseline": Difference(
         partial(steps.reinforce_plus_plus_baseline, beta=0.0, guard=WHITEN_EPS),
-        {"no_kl_loss": {"beta": 0.01}},
+        {"no_kl_loss": BETA},
     ),
     "turn_grpo": Difference(
         partial(steps.turn_grpo, cumulative=1.0, beta=0.0, guard=EPS),
-        {"turn_returns": {"cumulative": None}, "no_kl_loss": {"beta": 0.04}},
+        {"turn_returns": {"cumulative": None}, "no_kl_loss": BETA},
     ),
     "turn_ppo": Difference(
         changed.turn_ppo,
@@ -115,9 +116,7 @@ DIFFERS: dict[str, Difference] = {
             "longer_trace": {"lam": 0.9},
         },
     ),
-    "gigpo": Difference(
-        changed.gigpo, {"token_ratio": {"by_turn": True}, "no_kl_loss": {"beta": 0.01}}
-    ),
+    "gigpo": Difference(changed.gigpo, {"token_ratio": {"by_turn": True}, "no_kl_loss": BETA}),
     "ppo": Difference(changed.ppo, {"whitened": WHITE, "no_discount": GAMMA}),
     "ppo_penalty": Difference(
         partial(changed.ppo, term=changed.penalty),

@@ -1,13 +1,14 @@
 """Where a recipe differs from the paper that it is named after, and why.
 
-A row without an entry differs in nothing that is known. Each entry is held by a test: those that one
-step's numbers show by the paper's formula (`tests/support/paper_differs.py`), the others by a check
-each (`tests/trainers/algorithms/test_deviations.py`).
+A row without an entry differs in nothing that is known. Each entry is held by a test: what one step's
+numbers show, by formulas of the papers (`tests/support/paper_differs.py`), the rest by a check each
+(`tests/trainers/algorithms/test_deviations.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 
@@ -18,47 +19,34 @@ class Deviation:
     Attributes:
         name: says it in a word.
         differs: what the paper has, and what is here.
-        why: the reason, and the setting that gives the paper's form where there is one.
+        why: the reason.
+        settings: of the recipe, that give the paper's form; empty: there are none.
     """
 
     name: str
     differs: str
     why: str
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 RATIO = Deviation(
     "ratio",
     "the paper steps once on -A·log π; here the step is on -ρA",
-    "the gradients are the same at a round's first step, and ρ keeps later ones right; surrogate ="
-    " policy_gradient is the paper's",
+    "the gradients are the same at a round's first step, and ρ keeps later ones right",
+    {"surrogate": "policy_gradient"},
 )
 TOKEN_CLIP = Deviation(
     "token_clip",
     "the paper steps on -A·log π; here the step is on -ρA with PPO's clip on every token",
-    "the gradients are the same at a round's first step, and the clip bounds later ones; surrogate ="
-    " policy_gradient is the paper's",
-)
-NO_KL_IN_REWARD = Deviation(
-    "no_kl_in_reward",
-    "the paper takes β·log(π/π_ref) off the reward of every token; here there is no reference",
-    "no second model unless it is asked for; kl_reward_coef = β is the paper's",
-)
-NO_KL_LOSS = Deviation(
-    "no_kl_loss",
-    "the paper adds β·k3 to the loss; here there is no reference",
-    "no second model unless it is asked for; kl_coef = β with kl_ratio = false is the paper's",
-)
-WHITENED = Deviation(
-    "whitened",
-    "the paper takes GAE as it is; here advantages are whitened over the round",
-    "as all code for language models does, so that a learning rate fits any size of reward; the"
-    " paper's is credit = gae",
+    "the gradients are the same at a round's first step, and the clip bounds later ones",
+    {"surrogate": "policy_gradient"},
 )
 
 CONSTANT_NORM = Deviation(
     "constant_norm",
     "the paper sums over an answer's tokens; here the sum is divided by norm_tokens = 4096",
-    "so that a learning rate is in the range of other rows; aggregate = episode_sum is the paper's",
+    "so that a learning rate is in the range of other rows",
+    {"aggregate": "episode_sum"},
 )
 ONE_MEAN = Deviation(
     "one_mean",
@@ -72,23 +60,47 @@ WHOLE_STEP = Deviation(
     "the choice is the same in every split into micro-batches",
 )
 PRODUCT = "a product over a long turn leaves the clip at once"
+NO_KL_IN_REWARD = Deviation(
+    "no_kl_in_reward",
+    "the paper takes β·log(π/π_ref) off the reward of every token; here there is no reference",
+    "no second model unless it is asked for; 0.01 is an example of β",
+    {"kl_reward_coef": 0.01},
+)
+NO_KL_LOSS = Deviation(
+    "no_kl_loss",
+    "the paper adds β·k3 to the loss; here there is no reference",
+    "no second model unless it is asked for; 0.01 is an example of β",
+    {"kl_coef": 0.01, "kl_ratio": False},
+)
 NO_DISCOUNT = Deviation(
     "no_discount",
     "the paper discounts by 0.99; here gamma is 1",
     "its steps are those of games and robots; a turn of a hundred tokens would be worth a third",
+    {"gamma": 0.99},
 )
 NO_ENTROPY_BONUS = Deviation(
     "no_entropy_bonus",
     "the paper's loss has an entropy bonus, and one network for policy and values; here there is no"
     " bonus, and the critic is a model of its own",
-    "entropy_coef adds the bonus",
+    "entropy_coef = 0.01 adds the paper's bonus",
 )
 VALUE_CLIP = Deviation(
     "value_clip",
     "the paper's value loss is not clipped; here a value moves by at most 0.5 within a round",
-    "a critic that forgets a round's start loses the advantages; critic = {value_clip = inf} is the"
-    " paper's",
+    "a critic that forgets a round's start loses the advantages",
+    {"critic": {"value_clip": inf}},
 )
+
+
+def whitened(credit: str) -> Deviation:
+    """A paper whose advantages are that credit's."""
+    return Deviation(
+        "whitened",
+        "the paper takes GAE as it is; here advantages are whitened over the round",
+        "as all code for language models does, so that a learning rate fits any size of reward",
+        {"credit": credit},
+    )
+
 
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "reinforce": (
@@ -115,8 +127,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "ratio",
             RATIO.differs,
-            "the gradients are the same at a round's one step; surrogate = policy_gradient is the"
-            " paper's",
+            "the gradients are the same at a round's one step",
+            RATIO.settings,
         ),
     ),
     "grpo": (
@@ -129,8 +141,9 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "no_kl_loss",
             "the paper adds 0.04·k3 to the loss; here there is no reference",
-            "no second model unless it is asked for; kl_coef = 0.04 with kl_ratio = false is the"
-            " paper's, and without the latter its gradient is that of KL(π‖π_ref)",
+            "no second model unless it is asked for; without kl_ratio = false the gradient would be"
+            " that of KL(π‖π_ref)",
+            {"kl_coef": 0.04, "kl_ratio": False},
         ),
     ),
     "dr_grpo": (
@@ -139,14 +152,15 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "the paper's equation sums over an answer's tokens, its listing divides that by the"
             " budget of tokens; here it is divided by norm_tokens = 4096",
             "an environment's budget is not known to the loss; it scales the loss and nothing else",
+            {"norm_tokens": 1},
         ),
     ),
     "dapo": (
         Deviation(
             "no_overlong_punishment",
             "the paper takes up to 1 off the reward of long episodes; here nothing is taken",
-            "how long is too long belongs to the environment; overlong_tokens = 20480 adds it with"
-            " the paper's numbers",
+            "how long is too long belongs to the environment",
+            {"overlong_tokens": 20480, "overlong_cache": 4096},
         ),
         ONE_MEAN,
         Deviation(
@@ -213,7 +227,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "surrogate_alone",
             "the paper also takes dynamic sampling and the punishment of long answers from DAPO;"
             " here neither",
-            "the row is the surrogate; refill = true and overlong_tokens add them",
+            "the row is the surrogate",
+            {"refill": True, "overlong_tokens": 20480, "overlong_cache": 4096},
         ),
         ONE_MEAN,
     ),
@@ -239,7 +254,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "token_mean",
             "the paper's equation sums an answer's tokens and averages over answers; here the mean"
             " is over tokens",
-            "as its authors' code; aggregate = episode_sum is the equation's",
+            "as its authors' code",
+            {"aggregate": "episode_sum"},
         ),
         Deviation(
             "bounded_log_w",
@@ -251,7 +267,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "clip_kept",
             "the paper's equation clips by covariance alone; here PPO's clip is beside it",
-            "as its authors' code; surrogate = importance_weighted is the equation's",
+            "as its authors' code",
+            {"surrogate": "importance_weighted"},
         ),
         WHOLE_STEP,
     ),
@@ -278,8 +295,7 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         ),
         Deviation(
             "step_quantile",
-            "the paper's forks are above the quantile of entropy in their answer; here above that of"
-            " the whole step",
+            "the paper's forks are above the quantile of entropy of their answer; here of the step",
             "an answer of certain tokens has no forks",
         ),
         Deviation(
@@ -298,7 +314,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "kl_ratio",
             "the paper's KL term is k3; here it is ρ·k3",
-            "its gradient is that of KL(π‖π_ref); kl_ratio = false is the paper's",
+            "its gradient is that of KL(π‖π_ref)",
+            {"kl_ratio": False},
         ),
     ),
     "reinforce++": (NO_KL_IN_REWARD,),
@@ -306,8 +323,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "no_kl_loss",
             "the paper adds β·k2 to the loss; here there is no reference",
-            "no second model unless it is asked for; kl_coef = β with kl_estimator = k2 and"
-            " kl_ratio = false is the paper's",
+            NO_KL_LOSS.why,
+            {"kl_coef": 0.01, "kl_estimator": "k2", "kl_ratio": False},
         ),
     ),
     "turn_grpo": (
@@ -325,12 +342,13 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "the paper's ratio, clip and mean are of turns; here of tokens",
             PRODUCT,
         ),
-        WHITENED,
+        whitened("turn_gae"),
         NO_DISCOUNT,
         Deviation(
             "longer_trace",
             "the paper's λ is 0.9; here 0.95",
-            "as in ppo; lam sets it",
+            "as in ppo",
+            {"lam": 0.9},
         ),
     ),
     "gigpo": (
@@ -343,13 +361,13 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         NO_KL_LOSS,
     ),
     "ppo": (
-        WHITENED,
+        whitened("gae"),
         NO_DISCOUNT,
         NO_ENTROPY_BONUS,
         VALUE_CLIP,
     ),
     "ppo_penalty": (
-        WHITENED,
+        whitened("gae"),
         NO_DISCOUNT,
         Deviation(
             "sampled_kl",
@@ -374,17 +392,3 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     ),
 }
 """Recipe -> its differences."""
-
-PAPER_SETTINGS: dict[str, dict[str, Any]] = {
-    "rloo": {"surrogate": "policy_gradient", "kl_reward_coef": 0.03},
-    "remax": {"surrogate": "policy_gradient"},
-    "opo": {"surrogate": "policy_gradient"},
-    "grpo": {"kl_coef": 0.04, "kl_ratio": False},
-    "dr_grpo": {"norm_tokens": 1},
-    "maxrl": {"surrogate": "policy_gradient", "aggregate": "episode_sum"},
-    "vespo": {"aggregate": "episode_sum"},
-    "prorl": {"kl_ratio": False},
-    "reinforce++": {"kl_reward_coef": 0.01},
-    "reinforce++_baseline": {"kl_coef": 0.01, "kl_estimator": "k2", "kl_ratio": False},
-}
-"""Recipe -> settings with which one step's loss and gradient are its paper's."""
