@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -54,8 +53,7 @@ def _sheet(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {one['name']}: {one['differs']}"
         yield f"    why: {one['why']}"
         if one["settings"]:
-            told = (f"{key} = {json.dumps(value)}" for key, value in one["settings"].items())
-            yield f"    the paper's: {', '.join(told)}"
+            yield f"    the paper's: {one['settings']}"
 
 
 def _options(rows: list[dict[str, Any]]) -> Iterator[str]:

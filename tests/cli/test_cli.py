@@ -329,7 +329,7 @@ def test_a_recipe_says_all_that_can_be_set(run, name):
     for one in (*found["settings"], *(one for part in found["parts"] for one in part["options"])):
         assert f"{one['name']} " in out and one["type"] in out
     for one in found["deviations"]:
-        assert one["differs"] in out and one["why"] in out
+        assert one["differs"] in out and one["why"] in out and one["settings"] in out
 
 
 def test_a_config_of_trl_becomes_a_file_that_can_be_planned(run, tmp_path):

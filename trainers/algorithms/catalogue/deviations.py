@@ -1,7 +1,7 @@
 """Where a recipe differs from the paper that it is named after, and why.
 
 A row without an entry differs in nothing that is known. Each entry is held by a test: what one step's
-numbers show, by formulas of the papers (`tests/support/paper_differs.py`), the rest by a check each
+numbers show, by the papers' formulas (`tests/support/paper_differs.py`), the rest by a check each
 (`tests/trainers/algorithms/test_deviations.py`).
 """
 
