@@ -139,5 +139,4 @@ def _option(name: str, value: Any) -> dict[str, Any]:
         kind, value = "numbers by name", dict(value)
     else:
         kind = "count" if isinstance(value, int) else "number"
-    # JSON has no infinity.
-    return {"name": name, "type": kind, "default": "inf" if value == float("inf") else value}
+    return {"name": name, "type": kind, "default": value}

@@ -1,8 +1,8 @@
 """Where a recipe differs from the paper that it is named after, and why.
 
-A row without an entry differs in nothing that is known. Each entry is held by a test: what one step's
-numbers show, by the papers' formulas (`tests/support/paper_differs.py`), the rest by a check each
-(`tests/trainers/algorithms/test_deviations.py`).
+A row without an entry differs in nothing that is known. Each entry is held by a test: what one
+step's numbers show, by the papers' formulas (`tests/support/paper_differs.py`), the rest by a check
+each (`tests/trainers/algorithms/test_deviations.py`).
 """
 
 from __future__ import annotations
