@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -170,5 +171,13 @@ def read_prices(text: str) -> tuple[float, float] | None:
 
 
 def print_json(result: Any) -> None:
-    """One JSON object on a line of its own."""
-    print(plain(json.dumps(result, ensure_ascii=False, default=str)))
+    """One JSON object on a line of its own; numbers that JSON does not have are text, as "inf"."""
+    print(plain(json.dumps(_finite(result), ensure_ascii=False, default=str, allow_nan=False)))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -52,6 +52,8 @@ def _sheet(found: dict[str, Any]) -> Iterator[str]:
     for one in found["deviations"]:
         yield f"  {one['name']}: {one['differs']}"
         yield f"    why: {one['why']}"
+        if one["settings"]:
+            yield f"    the paper's: {one['settings']}"
 
 
 def _options(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -329,12 +329,12 @@ def test_a_recipe_says_all_that_can_be_set(run, name):
     for one in (*found["settings"], *(one for part in found["parts"] for one in part["options"])):
         assert f"{one['name']} " in out and one["type"] in out
     for one in found["deviations"]:
-        assert one["differs"] in out and one["why"] in out
+        assert one["differs"] in out and one["why"] in out and one["settings"] in out
 
 
 def test_a_config_of_trl_becomes_a_file_that_can_be_planned(run, tmp_path):
     source, target = tmp_path / "args.json", tmp_path / "calc.toml"
-    source.write_text('{"beta": 0.04, "top_p": 0.9, "max_steps": 7}')
+    source.write_text('{"beta": 0.04, "top_p": 0.9, "max_steps": 7, "max_grad_norm": 0.0}')
     code, out, err = run("train", "--from-trl", source)
     assert code == 0 and "kl_coef = 0.04" in out and "# - top_p=0.9: " in out, err
     told = ("--set", "env=calc-v0", "--set", f"model={tiny_model_folder()}")
@@ -343,7 +343,9 @@ def test_a_config_of_trl_becomes_a_file_that_can_be_planned(run, tmp_path):
     code, out, err = run("train", target, "--plan", "--json")
     assert code == 0 and last_json(out)["peak_bytes"] > 0, err
     code, out, err = run("train", "--from-trl", source, "--json")
-    assert last_json(out)["settings"]["steps"] == 7 and last_json(out)["file"] is None
+    settings = last_json(out)["settings"]
+    assert settings["steps"] == 7 and last_json(out)["file"] is None
+    assert settings["optimizer"]["max_grad_norm"] == "inf" and "Infinity" not in out
 
 
 # Bad input
@@ -398,7 +400,7 @@ def syntax_error(tmp_path):
             ["eval", "calc-v0", "--limit", "1", "--engine-option", "own_weights=true"],
             "own_weights=true is no setting of 'vllm'",
         ),
-        (["demo", "--engine", "vlm"], "name='vlm': input should be 'transformers' or 'vllm'"),
+        (["demo", "--engine", "vlm"], "name='vlm': must be 'transformers' or 'vllm'"),
         (
             ["eval", "calc-v0", "--limit", "1", "--policy", "openai:m@ftp://x"],
             "base_url='ftp://x' is no address",

@@ -1,5 +1,5 @@
 """The papers' formulas as our recipes have them: one option for each thing that differs, which has
-our value unless it is given the paper's. What each means in words is in `paper_differs`.
+our value unless it is given the paper's. Which deviation each undoes is in `paper_differs`.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ def gigpo(episodes: Episodes, by_turn: bool = False, beta: float = 0.0) -> Resul
     if by_turn:
         return steps.gigpo(episodes, beta=beta, guard=EPS)
     a = adv.group_in_group(episodes, guard=EPS)
-    kl = token_mean(each(episodes, a, lambda t, _: k3(t)))
-    return a, -one.episode_mean_of_means(each(episodes, a, clipped_at_02)) + beta * kl
+    terms = each(episodes, a, lambda t, x: clipped_at_02(t, x) - beta * k3(t))
+    return a, -one.episode_mean_of_means(terms)
 
 
 def ppo(episodes: Episodes, white: bool = True, gamma: float = 1.0, term=clipped_at_02) -> Result:

@@ -70,16 +70,16 @@ def translate_optimizer(trl: Arguments, found: Translation) -> None:
     found.settings |= {"learning_rate": trl["learning_rate"], "optimizer": settings}
     shape, warmup = trl["lr_scheduler_type"], trl["warmup_steps"]
     schedule: dict[str, Any] = {}
-    if shape == "linear":
-        schedule["final"] = 0.0
+    if shape in ("linear", "cosine"):
+        schedule |= {"final": 0.0} | ({"shape": shape} if shape != "linear" else {})
         found.differs.append(
-            "lr_scheduler_type='linear' falls with every optimizer step; here with every round, and"
-            " the last round has a rate of 0: raise schedule.final if that matters"
+            f"lr_scheduler_type={shape!r} falls with every optimizer step; here with every round,"
+            " and the last round has a rate of 0: raise schedule.final if that matters"
         )
     elif not shape.startswith("constant"):
         found.unmatched.append(
-            f"lr_scheduler_type={shape!r}: here the rate stays, or falls in a straight line to"
-            " schedule.final"
+            f"lr_scheduler_type={shape!r}: here the rate stays, or falls to schedule.final in a"
+            " straight line or a cosine"
         )
     if 0 < warmup < 1:
         found.unmatched.append(f"warmup_steps={warmup!r}, a share: give schedule.warmup in rounds")
@@ -97,6 +97,13 @@ def translate_run(trl: Arguments, found: Translation) -> None:
         "dtype": "bfloat16" if trl["bf16"] else "float32",
         "gradient_checkpointing": trl["gradient_checkpointing"],
     }
+    if trl["disable_dropout"]:
+        compute["dropout"] = 0.0
+    else:
+        found.differs.append(
+            "disable_dropout=False: TRL trains with the dropout that a model asks for; here with"
+            " compute.dropout, which is 0 unless it is set"
+        )
     if trl["use_cpu"]:
         compute["device"] = "cpu"
     settings["compute"] = compute

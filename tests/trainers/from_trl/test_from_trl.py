@@ -104,13 +104,20 @@ def test_what_a_setting_of_the_loss_becomes(changes, loss):
     recipe(settings["recipe"], **settings["loss"])
 
 
+def test_a_cosine_and_no_dropout_are_settings_here():
+    found = translate(made(lr_scheduler_type="cosine", disable_dropout=True), "args.json")
+    assert found.unmatched == [] and not any("dropout" in one for one in found.differs)
+    assert found.settings["schedule"] == {"final": 0.0, "shape": "cosine"}
+    assert found.settings["compute"]["dropout"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"top_p": 0.9}, "top_p=0.9"),
         ({"reward_weights": [1.0, 0.5]}, "loss.part_weights"),
-        ({"sync_ref_model": True}, "there is no moving average"),
-        ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type='cosine'"),
+        ({"sync_ref_model": True}, "sync_ref_model=True: the nearest here is loss.reference_decay"),
+        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type='polynomial'"),
         ({"optim": "sgd"}, "optim='sgd'"),
         ({"delta": 1.1}, "delta=1.1"),
         ({"loss_type": "cispo"}, "TRL then scales every on-policy token by 0.2"),

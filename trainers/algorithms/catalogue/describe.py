@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -39,7 +40,8 @@ def recipe_sheet(name: str) -> dict[str, Any]:
 
     Returns:
         name, paper, parts (each with place, name, formula and options), settings (those that belong
-        to no part), needs and deviations. An option has name, type and default.
+        to no part), needs and deviations. An option has name, type and default; a deviation has
+        name, differs, why and the settings that give the paper's form, as a file has them.
 
     Raises:
         ConfigError: there is no such recipe.
@@ -60,8 +62,22 @@ def recipe_sheet(name: str) -> dict[str, Any]:
         ],
         "settings": [_option(name, value) for name, value in _settings(row)],
         "needs": sorted(row.needs),
-        "deviations": [asdict(one) for one in DEVIATIONS.get(row.name, ())],
+        "deviations": [
+            asdict(one) | {"settings": written(one.settings)}
+            for one in DEVIATIONS.get(row.name, ())
+        ],
     }
+
+
+def written(settings: Mapping[str, Any]) -> str:
+    """Settings as a file has them in a table: `kl_coef = 0.04, kl_ratio = false`."""
+    return ", ".join(f"{name} = {_value(value)}" for name, value in settings.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{written(value)}}}"
+    return "inf" if value == float("inf") else json.dumps(value)
 
 
 def _settings(row: Recipe) -> Iterator[tuple[str, Any]]:
@@ -123,5 +139,4 @@ def _option(name: str, value: Any) -> dict[str, Any]:
         kind, value = "numbers by name", dict(value)
     else:
         kind = "count" if isinstance(value, int) else "number"
-    # JSON has no infinity.
-    return {"name": name, "type": kind, "default": "inf" if value == float("inf") else value}
+    return {"name": name, "type": kind, "default": value}

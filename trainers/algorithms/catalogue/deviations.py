@@ -1,12 +1,15 @@
 """Where a recipe differs from the paper that it is named after, and why.
 
-A row without an entry differs in nothing that is known. Each entry is held by a test that computes
-both: `tests/trainers/algorithms/test_deviations.py`.
+A row without an entry differs in nothing that is known. Each entry is held by a test: what one
+step's numbers show, by the papers' formulas (`tests/support/paper_differs.py`), the rest by a check
+each (`tests/trainers/algorithms/test_deviations.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,46 +19,34 @@ class Deviation:
     Attributes:
         name: says it in a word.
         differs: what the paper has, and what is here.
-        why: the reason, and the setting that gives the paper's form where there is one.
+        why: the reason.
+        settings: of the recipe, that give the paper's form; empty: there are none.
     """
 
     name: str
     differs: str
     why: str
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 RATIO = Deviation(
     "ratio",
     "the paper steps once on -A·log π; here the step is on -ρA",
     "the gradients are the same at a round's first step, and ρ keeps later ones right",
+    {"surrogate": "policy_gradient"},
 )
 TOKEN_CLIP = Deviation(
     "token_clip",
-    "the paper's gradient is not clipped; here PPO's clip is on every token",
-    "it does nothing at a round's first step and bounds later ones; the paper's is"
-    " surrogate = importance_weighted",
-)
-NO_KL_IN_REWARD = Deviation(
-    "no_kl_in_reward",
-    "the paper takes β·log(π/π_ref) off the reward of every token; here there is no reference",
-    "no second model unless it is asked for; kl_reward_coef = β is the paper's",
-)
-NO_KL_LOSS = Deviation(
-    "no_kl_loss",
-    "the paper adds β·k3 to the loss; here there is no reference",
-    "no second model unless it is asked for; kl_coef = β with kl_ratio = false is the paper's",
-)
-WHITENED = Deviation(
-    "whitened",
-    "the paper takes GAE as it is; here advantages are whitened over the round",
-    "as all code for language models does, so that a learning rate fits any size of reward; the"
-    " paper's is credit = gae",
+    "the paper steps on -A·log π; here the step is on -ρA with PPO's clip on every token",
+    "the gradients are the same at a round's first step, and the clip bounds later ones",
+    {"surrogate": "policy_gradient"},
 )
 
 CONSTANT_NORM = Deviation(
     "constant_norm",
-    "the paper sums over an answer's tokens; here the sum is over norm_tokens = 4096 as well",
-    "so that a learning rate is in the range of other rows; aggregate = episode_sum is the paper's",
+    "the paper sums over an answer's tokens; here the sum is divided by norm_tokens = 4096",
+    "so that a learning rate is in the range of other rows",
+    {"aggregate": "episode_sum"},
 )
 ONE_MEAN = Deviation(
     "one_mean",
@@ -68,16 +59,48 @@ WHOLE_STEP = Deviation(
     " policy that the round starts from",
     "the choice is the same in every split into micro-batches",
 )
-TOKEN_RATIO = Deviation(
-    "token_ratio",
-    "the paper's ratio and clip are of a turn's whole action; here of its tokens",
-    "a product over a long turn leaves the clip at once",
+PRODUCT = "a product over a long turn leaves the clip at once"
+NO_KL_IN_REWARD = Deviation(
+    "no_kl_in_reward",
+    "the paper takes β·log(π/π_ref) off the reward of every token; here there is no reference",
+    "no second model unless it is asked for; 0.01 is an example of β",
+    {"kl_reward_coef": 0.01},
+)
+NO_KL_LOSS = Deviation(
+    "no_kl_loss",
+    "the paper adds β·k3 to the loss; here there is no reference",
+    "no second model unless it is asked for; 0.01 is an example of β",
+    {"kl_coef": 0.01, "kl_ratio": False},
 )
 NO_DISCOUNT = Deviation(
     "no_discount",
     "the paper discounts by 0.99; here gamma is 1",
     "its steps are those of games and robots; a turn of a hundred tokens would be worth a third",
+    {"gamma": 0.99},
 )
+NO_ENTROPY_BONUS = Deviation(
+    "no_entropy_bonus",
+    "the paper's loss has an entropy bonus, and one network for policy and values; here there is no"
+    " bonus, and the critic is a model of its own",
+    "entropy_coef = 0.01 adds the paper's bonus",
+)
+VALUE_CLIP = Deviation(
+    "value_clip",
+    "the paper's value loss is not clipped; here a value moves by at most 0.5 within a round",
+    "a critic that forgets a round's start loses the advantages",
+    {"critic": {"value_clip": inf}},
+)
+
+
+def whitened(credit: str) -> Deviation:
+    """A paper whose advantages are that credit's."""
+    return Deviation(
+        "whitened",
+        "the paper takes GAE as it is; here advantages are whitened over the round",
+        "as all code for language models does, so that a learning rate fits any size of reward",
+        {"credit": credit},
+    )
+
 
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "reinforce": (
@@ -100,6 +123,14 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "there is nothing to compare it with",
         ),
     ),
+    "opo": (
+        Deviation(
+            "ratio",
+            RATIO.differs,
+            "the gradients are the same at a round's one step",
+            RATIO.settings,
+        ),
+    ),
     "grpo": (
         Deviation(
             "group_std",
@@ -110,24 +141,26 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "no_kl_loss",
             "the paper adds 0.04·k3 to the loss; here there is no reference",
-            "no second model unless it is asked for; kl_coef = 0.04 with kl_ratio = false is the"
-            " paper's, and without the latter its gradient is that of KL(π‖π_ref)",
+            "no second model unless it is asked for; without kl_ratio = false the gradient would be"
+            " that of KL(π‖π_ref)",
+            {"kl_coef": 0.04, "kl_ratio": False},
         ),
     ),
     "dr_grpo": (
         Deviation(
             "norm_tokens",
-            "the paper divides by its budget of tokens; here by 4096 unless norm_tokens says"
-            " otherwise",
+            "the paper's equation sums over an answer's tokens, its listing divides that by the"
+            " budget of tokens; here it is divided by norm_tokens = 4096",
             "an environment's budget is not known to the loss; it scales the loss and nothing else",
+            {"norm_tokens": 1},
         ),
     ),
     "dapo": (
         Deviation(
             "no_overlong_punishment",
             "the paper takes up to 1 off the reward of long episodes; here nothing is taken",
-            "how long is too long belongs to the environment; overlong_tokens = 20480 adds it with"
-            " the paper's numbers",
+            "how long is too long belongs to the environment",
+            {"overlong_tokens": 20480, "overlong_cache": 4096},
         ),
         ONE_MEAN,
         Deviation(
@@ -191,9 +224,11 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "as SkyRL and ART; clip_high sets it",
         ),
         Deviation(
-            "no_refill",
-            "the paper also takes dynamic sampling from DAPO; here groups without signal stay",
-            "the row is the surrogate alone; refill = true is the paper's",
+            "surrogate_alone",
+            "the paper also takes dynamic sampling and the punishment of long answers from DAPO;"
+            " here neither",
+            "the row is the surrogate",
+            {"refill": True, "overlong_tokens": 20480, "overlong_cache": 4096},
         ),
         ONE_MEAN,
     ),
@@ -208,8 +243,9 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "dppo": (
         Deviation(
             "as_log",
-            "the paper's loss is -ρA; here -ρA·log π with ρ held fixed",
-            "the gradient is the same, and the loss is no estimate of anything in either",
+            "the paper's loss is -ρA; here -ρA·log π with ρ held fixed, and at most 20",
+            "the gradient is the same up to that bound, and the loss is no estimate of anything in"
+            " either",
         ),
         CONSTANT_NORM,
     ),
@@ -218,7 +254,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "token_mean",
             "the paper's equation sums an answer's tokens and averages over answers; here the mean"
             " is over tokens",
-            "as its authors' code; aggregate = episode_sum is the equation's",
+            "as its authors' code",
+            {"aggregate": "episode_sum"},
         ),
         Deviation(
             "bounded_log_w",
@@ -230,7 +267,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "clip_kept",
             "the paper's equation clips by covariance alone; here PPO's clip is beside it",
-            "as its authors' code; surrogate = importance_weighted is the equation's",
+            "as its authors' code",
+            {"surrogate": "importance_weighted"},
         ),
         WHOLE_STEP,
     ),
@@ -257,8 +295,14 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         ),
         Deviation(
             "step_quantile",
-            "the paper's code takes the forks of every row by itself; here those of the whole step",
-            "a row of certain tokens has no forks",
+            "the paper's forks are above the quantile of entropy of their answer; here of the step",
+            "an answer of certain tokens has no forks",
+        ),
+        Deviation(
+            "entropy_before",
+            "its authors' code takes the entropy of the policy as it moves; here that of the policy"
+            " that the round starts from",
+            "the choice is the same in every split into micro-batches",
         ),
     ),
     "prorl": (
@@ -270,7 +314,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "kl_ratio",
             "the paper's KL term is k3; here it is ρ·k3",
-            "its gradient is that of KL(π‖π_ref); kl_ratio = false is the paper's",
+            "its gradient is that of KL(π‖π_ref)",
+            {"kl_ratio": False},
         ),
     ),
     "reinforce++": (NO_KL_IN_REWARD,),
@@ -278,8 +323,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         Deviation(
             "no_kl_loss",
             "the paper adds β·k2 to the loss; here there is no reference",
-            "no second model unless it is asked for; kl_coef = β with kl_estimator = k2 and"
-            " kl_ratio = false is the paper's",
+            NO_KL_LOSS.why,
+            {"kl_coef": 0.01, "kl_estimator": "k2", "kl_ratio": False},
         ),
     ),
     "turn_grpo": (
@@ -292,35 +337,37 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         NO_KL_LOSS,
     ),
     "turn_ppo": (
-        TOKEN_RATIO,
-        WHITENED,
+        Deviation(
+            "token_ratio",
+            "the paper's ratio, clip and mean are of turns; here of tokens",
+            PRODUCT,
+        ),
+        whitened("turn_gae"),
         NO_DISCOUNT,
         Deviation(
             "longer_trace",
             "the paper's λ is 0.9; here 0.95",
-            "as in ppo; lam sets it",
+            "as in ppo",
+            {"lam": 0.9},
         ),
     ),
-    "gigpo": (TOKEN_RATIO, NO_KL_LOSS),
+    "gigpo": (
+        Deviation(
+            "token_ratio",
+            "the paper's ratio and clip are of a turn's whole action, and its mean is over turns;"
+            " here they are of tokens, and every episode weighs the same",
+            PRODUCT,
+        ),
+        NO_KL_LOSS,
+    ),
     "ppo": (
-        WHITENED,
+        whitened("gae"),
         NO_DISCOUNT,
-        Deviation(
-            "no_entropy_bonus",
-            "the paper's loss has an entropy bonus, and one network for policy and values; here"
-            " there is no bonus, and the critic is a model of its own",
-            "entropy_coef adds the bonus",
-        ),
-        Deviation(
-            "value_clip",
-            "the paper's value loss is not clipped; here a value moves by at most 0.5 within a"
-            " round",
-            "a critic that forgets a round's start loses the advantages; critic = {value_clip ="
-            " inf} is the paper's",
-        ),
+        NO_ENTROPY_BONUS,
+        VALUE_CLIP,
     ),
     "ppo_penalty": (
-        WHITENED,
+        whitened("gae"),
         NO_DISCOUNT,
         Deviation(
             "sampled_kl",
@@ -332,6 +379,8 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
             "the paper's β has no ends; here it stays from 2⁻²⁰ to 2²⁰",
             "one that was not needed for long would take as long to come back",
         ),
+        NO_ENTROPY_BONUS,
+        VALUE_CLIP,
     ),
     "vapo": (
         Deviation(
