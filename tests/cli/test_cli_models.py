@@ -73,9 +73,9 @@ def test_check_exits_1_where_a_promise_is_broken_and_names_a_setting(run, gemma,
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--parser", "json"), "--parser 'json': input should be 'auto', 'hermes'"),
-        (("--on-rewrite", "drop"), "--on-rewrite 'drop': input should be 'branch', 'keep' or"),
-        (("--tool-role", "x"), "--tool-role 'x': input should be 'auto', 'tool' or 'user'"),
+        (("--parser", "json"), "--parser 'json': must be 'auto', 'hermes'"),
+        (("--on-rewrite", "drop"), "--on-rewrite 'drop': must be 'branch', 'keep' or"),
+        (("--tool-role", "x"), "--tool-role 'x': must be 'auto', 'tool' or 'user'"),
         (("--template-option", "thinking"), "--template-option 'thinking': write it as key=value"),
         (("--template", "nope"), "chat.template='nope' is neither a shipped template"),
     ],
@@ -136,8 +136,8 @@ def test_train_takes_the_settings_of_a_chat_and_keeps_them(run, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("chat.parser=json", "chat.parser='json': input should be 'auto', 'hermes'"),
-        ("chat.on_rewrite=1", "chat.on_rewrite=1: input should be 'branch', 'keep' or 'refuse'"),
+        ("chat.parser=json", "chat.parser='json': must be 'auto', 'hermes'"),
+        ("chat.on_rewrite=1", "chat.on_rewrite=1: must be 'branch', 'keep' or 'refuse'"),
         ("chat.role=user", "setting 'chat.role' is unknown"),
         ("top_p=0.9", "top_p is for `agentrl eval`"),
         ("top_k=5", "set temperature alone"),
