@@ -5,6 +5,7 @@ Letters: B rows, H heads of keys and values, T tokens, d width of a head.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -51,6 +52,14 @@ def keeps_every_token(model: Any) -> bool:
     """Whether each layer of a model looks back on all tokens: no sliding window, no other state."""
     layers = DynamicCache(config=model.config).layers
     return all(type(layer) is DynamicLayer for layer in layers)
+
+
+def keys_stay(model: Any) -> bool:
+    """Whether the key of a token does not depend on how long its row becomes, as it does where
+    rotary embeddings are scaled by the length (`longrope`, `dynamic`).
+    """
+    config = model.config.get_text_config()
+    return not re.search("longrope|dynamic", str(getattr(config, "rope_parameters", "")))
 
 
 def empty_cache(model: Any) -> DynamicCache:

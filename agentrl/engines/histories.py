@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from agentrl.engines.growing import empty_cache, keeps_every_token
+from agentrl.engines.growing import empty_cache, keeps_every_token, keys_stay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +31,8 @@ class History(NamedTuple):
 class Histories:
     """The histories that were computed last, under the present weights of a model.
 
-    Models with layers that do not keep every token (sliding windows, linear attention) have none.
+    Models with layers that do not keep every token (sliding windows, linear attention), or whose
+    keys change with the length of a row (scaled rotary embeddings), have none.
 
     Args:
         model: what computes them.
@@ -41,10 +42,10 @@ class Histories:
     def __init__(self, model: PreTrainedModel, limit_mb: int) -> None:
         self._model = model
         self._limit = limit_mb * MB
-        self._possible = limit_mb > 0 and keeps_every_token(model)
+        self._possible = limit_mb > 0 and keeps_every_token(model) and keys_stay(model)
         self._by_hash: OrderedDict[int, History] = OrderedDict()
         self._bytes = 0
-        self._weights = -1
+        self._look: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._by_hash)
@@ -55,11 +56,11 @@ class Histories:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Forget all if a weight was written since the last call, by whomever."""
-        now = sum(weight._version for weight in self._model.parameters())
-        if now != self._weights:
+        """Forget all if the weights are others than at the last call, whoever wrote them."""
+        look = torch.cat([_some(weight) for weight in self._model.parameters()])
+        if self._look is None or not torch.equal(look, self._look):
             self.clear()
-        self._weights = now
+        self._look = look
 
     def before(self, ids: Sequence[int]) -> History | None:
         """The longest history that `ids` begins with and goes beyond."""
@@ -73,18 +74,26 @@ class Histories:
         self._by_hash.move_to_end(found)
         return self._by_hash[found]
 
-    def as_cache(self, histories: Sequence[History | None]) -> tuple[DynamicCache, torch.Tensor]:
-        """A cache whose rows begin with these histories, right-aligned, and its mask_BT."""
+    def as_cache(
+        self, histories: Sequence[History | None], lengths: Sequence[int]
+    ) -> tuple[DynamicCache, torch.Tensor]:
+        """A cache whose rows are the beginnings of these histories, right-aligned, and its mask_BT.
+
+        Args:
+            lengths: tokens of each that are taken; 0 where there is none.
+        """
         cache, device = empty_cache(self._model), self._model.device
-        lengths = [len(history.ids) if history else 0 for history in histories]
         ages_T = torch.arange(max(lengths), 0, -1, device=device)
         mask_BT = (ages_T <= torch.tensor(lengths, device=device)[:, None]).long()
-        known = next((history for history in histories if history), None)
+        known = next((history for history in histories if history), None) if any(lengths) else None
         for number, pair in enumerate(known.layers if known else ()):
             none = [rows.new_empty((0, *rows.shape[1:])) for rows in pair]
             keys_BHTd, values_BHTd = (
                 pad_sequence(
-                    [h.layers[number][part] if h else none[part] for h in histories],
+                    [
+                        history.layers[number][part][:length] if history else none[part]
+                        for history, length in zip(histories, lengths, strict=True)
+                    ],
                     batch_first=True,
                     padding_side="left",
                 ).transpose(1, 2)
@@ -127,6 +136,12 @@ def _hashes(ids: Sequence[int]) -> Iterable[int]:
     for token in ids:
         key = hash((key, token))
         yield key
+
+
+def _some(weight: torch.Tensor) -> torch.Tensor:
+    """A few numbers from the middle of a weight. Writers exist that no version counter sees."""
+    row = weight.detach()[tuple(size // 2 for size in weight.shape[:-1])]
+    return row.reshape(-1)[:8].float()
 
 
 def _hash(ids: Sequence[int]) -> int:

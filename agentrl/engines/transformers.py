@@ -323,10 +323,16 @@ def _read(
     """The ids_BT of prompts that are yet to be computed, behind what is kept of their histories."""
     engine.histories.begin()
     known = [engine.histories.before(prompt) for prompt in prompts]
-    cache, known_BT = engine.histories.as_cache(known)
-    new = [
-        prompt[len(past.ids) if past else 0 :] for prompt, past in zip(prompts, known, strict=True)
+    kept = [len(past.ids) if past else 0 for past in known]
+    width = max(len(prompt) - length for prompt, length in zip(prompts, kept, strict=True))
+    # Instead of padding between old and new, the end of a history is computed once more: columns
+    # are then as far apart as their tokens, which some models count on.
+    kept = [
+        min(length, max(0, len(prompt) - width))
+        for prompt, length in zip(prompts, kept, strict=True)
     ]
+    cache, known_BT = engine.histories.as_cache(known, kept)
+    new = [prompt[length:] for prompt, length in zip(prompts, kept, strict=True)]
     ids_BT, new_BT = _left_pad(new, engine._pad_id, engine.model.device)
     attention_BT = torch.cat([known_BT, new_BT], 1)
     return ids_BT, _Batch(list(range(len(prompts))), attention_BT, cache), known
