@@ -103,7 +103,14 @@ def regrade(
         raise ConfigError(
             f"{plan.run} names the file {env_id}, which a record may not have run: give it as --env"
         )
-    make = factory(env_id, **{**config.get("settings", {}), **plan.settings})
+    try:
+        make = factory(env_id, **{**config.get("settings", {}), **plan.settings})
+    except ConfigError as error:
+        if plan.env:
+            raise
+        raise ConfigError(
+            f"{error}; where it stands in a file: --env path/to/file.py:Class"
+        ) from error
     found = _find_tasks(make(), episodes, _streams(config, episodes))
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]

@@ -37,6 +37,8 @@ def plan_training(
     found = plan_run(settings, factory(settings.env, **settings.env_settings)().limits)
     if show:
         console.print(plan_table(found))
+        if settings.engine.name == "vllm":
+            console.print("not counted: vLLM's own weights, keys and values")
     return found.row()
 
 
