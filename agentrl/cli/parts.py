@@ -15,7 +15,6 @@ _PACKAGES = {
     "math-verify": "pip install 'agentrl[math]'",
     "openai": "pip install 'agentrl[judge]'",
 }
-_LATER = ("ray",)
 
 
 def examine() -> dict[str, dict[str, Any]]:
@@ -33,8 +32,6 @@ def examine() -> dict[str, dict[str, Any]]:
         found = importlib.util.find_spec(module) is not None
         parts[name] = {"ok": found, "detail": "installed" if found else f"get it with: {fix}"}
     parts["vllm"] = _vllm()
-    for name in _LATER:
-        parts[name] = {"ok": False, "detail": "not part of this version: nothing here uses it yet"}
     gpu = os.path.exists("/dev/nvidiactl")
     parts["gpu"] = {
         "ok": gpu,

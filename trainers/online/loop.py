@@ -67,4 +67,7 @@ def why(groups: Sequence[Group]) -> str:
     """In words, why groups without any success teach nothing."""
     if all(reward is None for group in groups for reward in group.rewards_G):
         return "infrastructure failed every episode: see `failure` in episodes.jsonl"
-    return "no task is ever solved: choose easier ones, or warm-start the model"
+    return (
+        "nothing was solved in them: choose easier tasks or warm-start the model, or give it more"
+        " chances (group_size, quiet_rounds) and --resume"
+    )

@@ -257,7 +257,7 @@ def no_number(output, batch):
 def test_rounds_without_signal_stop_the_run_and_say_why(model, tmp_path):
     always = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Hopeless"
     said = pytest.raises(
-        TrainingError, match="quiet_rounds=5 rounds in a row gave no signal: no task is ever solved"
+        TrainingError, match="quiet_rounds=5 rounds in a row gave no signal: nothing was solved"
     )
     with Run(settings(model, env=always, steps=9, eval_every=0), tmp_path / "a") as opened, said:
         train(opened)
