@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError, ToolFault, boundary
 from agentrl.policies.base import noop
 from agentrl.rollout.blame import blame, is_for_user
 from agentrl.rollout.play import Setting, judge, play_witness
-from agentrl.runner import Runner, borrow
+from agentrl.runner import Runner, borrow, closing
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import Ending, Message, Score, Task, ToolCall
@@ -215,7 +215,7 @@ class GymEnv(gymnasium.Env[str, str]):
         return first
 
     async def _reset(self, task: Task, seed: int) -> tuple[Message, ...]:
-        await self._leave()
+        await self._lease.aclose()
         # A new instance: a tool of the last episode may still run, and must not end this one.
         self.env = self._make()
         self._runner = Runner(self.env)
@@ -223,6 +223,7 @@ class GymEnv(gymnasium.Env[str, str]):
         if self._pool is None:
             self._pool = self._open_pool()
         sandbox = await self._lease.enter_async_context(borrow(self.env, self._pool))
+        await self._lease.enter_async_context(closing(self._runner))
         async with boundary(ToolFault, f"{self.env.id}: reset"):
             return await self._runner.reset(task.view(), seed=seed, sandbox=sandbox, guard=guard)
 
@@ -234,7 +235,6 @@ class GymEnv(gymnasium.Env[str, str]):
             stopped = isinstance(error, asyncio.CancelledError) and is_cancelled()
             if stopped or is_for_user(error, spoke=True):
                 raise
-            await self._lease.aclose()  # the witness needs a sandbox, too
             setting = Setting(self._make, noop(), self._pool, guard=self._guard)
             key = EpisodeKey("gym", 0, task.id, 0)
             end, score = await blame(
@@ -245,13 +245,15 @@ class GymEnv(gymnasium.Env[str, str]):
             return Step((), end), score
 
     async def _play(self, task: Task, message: Message) -> tuple[Step, Score | None]:
-        async with boundary(ToolFault, f"{self.env.id}: step"):
-            step = await self._runner.step(message)
-        if step.end is None:
-            return step, None
-        async with boundary(ToolFault, f"{self.env.id}: collecting artifacts"):
-            artifacts = await self._runner.collect()
-        await self._leave()
+        async with AsyncExitStack() as over:  # also where it fails: a witness needs the sandbox
+            over.push_async_callback(self._lease.aclose)
+            async with boundary(ToolFault, f"{self.env.id}: step"):
+                step = await self._runner.step(message)
+            if step.end is None:
+                over.pop_all()
+                return step, None
+            async with boundary(ToolFault, f"{self.env.id}: collecting artifacts"):
+                artifacts = await self._runner.collect()
         messages = (*self._history, message, *step.messages)
         submission = Submission(
             task,
@@ -264,16 +266,10 @@ class GymEnv(gymnasium.Env[str, str]):
         )
         return step, await judge(self.env, submission)
 
-    async def _leave(self) -> None:
-        """Close the environment and give its sandbox back."""
-        async with boundary(ToolFault, f"{self.env.id}: close"):
-            await self._runner.close()
-        await self._lease.aclose()
-
     async def _close(self) -> None:
         pool, self._pool = self._pool, None
         try:
-            await self._leave()
+            await self._lease.aclose()
         finally:
             if pool is not None:
                 await pool.close()

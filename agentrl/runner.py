@@ -11,13 +11,13 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from agentrl.calls import CallContext, Guard, ToolResult
 from agentrl.env import Step, ToolEnv
-from agentrl.errors import ContractError
+from agentrl.errors import ContractError, ToolFault, boundary
 from agentrl.sandboxes import Pool, open_pool
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.tools import Tool, check_call, clip_text, tools_of
@@ -42,6 +42,20 @@ def borrow(env: ToolEnv, pool: SandboxPool | None) -> AbstractAsyncContextManage
     if not env.needs_sandbox or pool is None:
         return nullcontext()
     return pool.lease("agent", isolation=env.isolation, needs=env.needs, untrusted=env.untrusted)
+
+
+@asynccontextmanager
+async def closing(runner: Runner) -> AsyncIterator[None]:
+    """Close the environment at the end of the block, while its sandbox is still there.
+
+    Raises:
+        ToolFault: its `close` raised.
+    """
+    try:
+        yield
+    finally:
+        async with boundary(ToolFault, f"{runner.env.id}: close"):
+            await runner.close()
 
 
 class Runner:

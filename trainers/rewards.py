@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import UserError
 from agentrl.trajectory import Episode, Group, turn_rewards
-from agentrl.types import Ending
+from agentrl.types import Ending, EndReason
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,14 @@ class Rewards:
     siblings: bool = True
 
     def outcome(self, episode: Episode) -> float:
-        """What the episode earned as a whole; only of one that was scored."""
-        return max(-self.clip, min(self.clip, float(episode.score.value or 0.0)))
+        """What the episode earned as a whole; only of one that was scored.
+
+        No verifier said what an agent's fault is worth, so it is held to what the credit can read.
+        """
+        value = float(episode.score.value or 0.0)
+        if episode.end is EndReason.AGENT_FAULT:
+            value = max(value, self.least)
+        return max(-self.clip, min(self.clip, value))
 
     def total(self, episode: Episode) -> float:
         """Outcome and process rewards."""

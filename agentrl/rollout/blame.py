@@ -6,6 +6,9 @@ that an agent can bring about may count as one. The rule: once anything of the a
 witness that has nothing to do with the agent fails as well. The witness is another episode of the
 same task in the same kind of sandbox, played by the oracle and judged by the same verifier; where
 the engine failed, it is the opening of the episode, asked again for one token.
+
+A grading that fails is tried once more before that (`play.judge`), since the same files can be
+judged again. An episode cannot: played again, it would be a second draw for the agent.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from agentrl.aio import is_cancelled
 from agentrl.calls import Guard
 from agentrl.env import ToolEnv
-from agentrl.errors import ToolFault, UserError, VerifierError, WallLimitMet, boundary
+from agentrl.errors import InfraError, ToolFault, UserError, VerifierError, WallLimitMet, boundary
 from agentrl.policies.base import Player, Policy, usage_of
 from agentrl.rollout.blame import answers, blame, is_for_user, oracle
-from agentrl.runner import Runner, borrow
+from agentrl.runner import Runner, borrow, closing
 from agentrl.sandboxes.base import Sandbox, SandboxPool
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import EndReason, Message, Score, Task
@@ -114,14 +114,12 @@ async def judge(env: ToolEnv, submission: Submission) -> Score:
     """The verdict, asked for once more where there was none.
 
     Raises:
-        InfraError: there is none.
+        InfraError: there was none the second time either.
     """
-    score = await grade(env.verifier, submission, env.verifier_s)
-    if score.value is None:  # once more: what fails for a moment is nobody's fault
-        score = await grade(env.verifier, submission, env.verifier_s)
-    if score.value is None:
-        raise VerifierError(score.why)
-    return score
+    try:
+        return await _verdict(env, submission)
+    except InfraError:  # once more: what fails for a moment is nobody's fault
+        return await _verdict(env, submission)
 
 
 async def judge_by_witness(
@@ -141,6 +139,18 @@ async def judge_by_witness(
             submission.task.threshold,
             lambda: play_witness(setting, submission.task, key),
         )
+
+
+async def _verdict(env: ToolEnv, submission: Submission) -> Score:
+    """What the verifier says; that it has no verdict is an error, too.
+
+    Raises:
+        InfraError: there is none.
+    """
+    score = await grade(env.verifier, submission, env.verifier_s)
+    if score.value is None:
+        raise VerifierError(score.why)
+    return score
 
 
 async def _attempt(
@@ -164,7 +174,7 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
     seed = derive_seed(setting.seed, key.task, key.step, key.sample)
     # Before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with borrow(env, setting.pool) as sandbox, _closing(progress.runner):
+        async with borrow(env, setting.pool) as sandbox, closing(progress.runner):
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
@@ -221,16 +231,6 @@ async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
     clock.reschedule(None)
     yield
     clock.reschedule(loop.time() + left)
-
-
-@asynccontextmanager
-async def _closing(runner: Runner) -> AsyncIterator[None]:
-    """Close the environment while its sandbox is still there."""
-    try:
-        yield
-    finally:
-        async with boundary(ToolFault, f"{runner.env.id}: close"):
-            await runner.close()
 
 
 def _submission(

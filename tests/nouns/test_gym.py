@@ -276,6 +276,51 @@ def test_a_verdict_that_could_not_be_reached_is_an_error():
         env.step("yes")
 
 
+class Breaks(Work):
+    """Some words break it, and its clean-up works in its sandbox."""
+
+    closed = 0
+
+    async def on_text(self, message):
+        if message.content == "boom":
+            raise RuntimeError("boom")
+        return await super().on_text(message)
+
+    async def close(self):
+        assert (await self.sandbox.exec(["true"])).exit_code == 0
+        self.closed += 1
+
+
+def test_a_step_that_fails_closes_its_environment_before_its_sandbox_is_gone(bubblewrap):
+    env = face(Breaks, "bubblewrap")
+    env.reset(options={"task": TASK})
+    played = env.env
+    _, reward, terminated, _, info = env.step("boom")
+    assert (reward, terminated, info["end_reason"]) == (0.0, True, "agent_fault")
+    assert played.closed == 1
+    env.reset(options={"task": TASK})
+    assert env.step("yes")[1] == 1.0 and played.closed == 1
+
+
+def test_a_clean_up_that_an_agent_breaks_is_its_fault_and_not_the_next_episodes():
+    class Untidy(Echo):
+        async def close(self):
+            if broken := getattr(self, "broken", ""):
+                raise OSError(broken)
+
+        async def on_text(self, message):
+            self.broken = "" if message.content == "yes" else message.content
+            return await super().on_text(message) if message.content != "boom" else 1 / 0
+
+    env = face(Untidy)
+    for text in ("no", "boom"):
+        env.reset(options={"task": make_task(hidden={"answer": "yes"}, oracle={"answer": "yes"})})
+        _, reward, _, _, info = env.step(text)
+        assert (reward, info["end_reason"]) == (0.0, "agent_fault")
+    env.reset(options={"task": TASK})
+    assert env.step("yes")[1] == 1.0
+
+
 def test_two_at_once_and_resets_in_the_middle(bubblewrap):
     before = children()
     first, second = face(Work, "bubblewrap"), face(Work, "bubblewrap")

@@ -11,7 +11,7 @@ from blame_world import YES
 from helpers import Echo, call, make_task, play_one, rollouts, says, script, tasks_of
 
 from agentrl.chat.parsers import FORMATTERS
-from agentrl.errors import ConfigError, NoSandbox, TaskError, VerifierError
+from agentrl.errors import ConfigError, NoSandbox, SandboxLost, TaskError, VerifierError
 from agentrl.evaluation.audit.probes import Probe
 from agentrl.evaluation.audit.stage import Stage
 from agentrl.evaluation.regrade import RegradePlan, regrade
@@ -66,6 +66,54 @@ class Homeless(Echo):
     async def run(self) -> str:
         """Run something."""
         return str(await self.sandbox.exec(["true"]))
+
+
+def ill_at(gradings, fault):
+    """A verifier that some gradings find ill, and what was handed in to each so far."""
+    asked = []
+
+    class Moody(Echo):
+        async def verifier(submission):
+            asked.append(submission.answer)
+            if len(asked) not in gradings:
+                return Score(1.0)
+            if isinstance(fault, Score):
+                return fault
+            raise fault
+
+    return Moody, asked
+
+
+FAULTS = [
+    ConnectionError("the judge's service was reset"),
+    VerifierError("the judge is ill"),
+    SandboxLost("the grader died"),
+    Score.failed("the judge is ill"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_verifier_that_fails_for_a_moment_costs_nobody_a_point(fault):
+    env, asked = ill_at({1}, fault)
+    episode = play_one(env, script(says(content="yes")), ORACLE)
+    assert (episode.end, episode.score.value) == (EndReason.ANSWERED, 1.0), episode.score.why
+    assert asked == ["yes", "yes"]
+    env, asked = ill_at({1}, fault)
+    end, score = graded_by(env, "yes")
+    assert (end, score.value, asked) == (EndReason.ANSWERED, 1.0, ["yes", "yes"]), score.why
+    env, asked = ill_at({1}, fault)
+    gym = face(env)
+    gym.reset(options={"task": ORACLE})
+    assert gym.step("yes")[1:3] == (1.0, True) and asked == ["yes", "yes"]
+    gym.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_witness_is_asked_after_the_second_failed_grading(fault):
+    env, asked = ill_at({1, 2}, fault)
+    episode = play_one(env, script(says(content="no")), ORACLE)
+    assert (episode.end, episode.score.value) == (EndReason.AGENT_FAULT, 0.0)
+    assert asked == ["no", "no", "yes"]
 
 
 @pytest.mark.parametrize("name", ["x", "task"])

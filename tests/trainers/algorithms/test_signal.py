@@ -19,7 +19,7 @@ from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import pack
 from agentrl.trainers.observe.metrics import group_metrics, quiet_reason
 from agentrl.trajectory import Group
-from agentrl.types import Score
+from agentrl.types import EndReason, Score
 
 EVERY = pytest.mark.parametrize("name", RECIPES)
 BY_TURN = {"otb", "reinforce++", "turn_grpo", "turn_ppo", "gigpo", "ppo", "ppo_penalty", "vapo"}
@@ -180,6 +180,20 @@ def test_rewards_that_a_recipe_cannot_read_are_refused_by_the_first_episode():
     with pytest.raises(UserError, match=r"task 't0' gave a reward of -0.25.* at least 0 \(maxrl\)"):
         rewards.refuse(bad)
     recipe("grpo").rewards.refuse(bad)
+
+
+def test_an_agents_fault_is_worth_what_the_recipe_can_read():
+    """Below a threshold of 0 a fault scores -1, and no agent may end a run."""
+    won, fault, lost = played(0, (0.5, -1.0, 0.0)).episodes
+    group = Group((won, replace(fault, end=EndReason.AGENT_FAULT), lost))
+    row = recipe("maxrl")
+    for episode in group.episodes:
+        row.rewards.refuse(episode)
+    batch = ready(row, [group])
+    assert batch.reward_E.tolist() == [0.5, 0.0, 0.0]
+    assert len(row.advantage(batch)) == 3
+    grpo = pack([group], PAD, rewards=recipe("grpo").rewards)
+    assert grpo.reward_E.tolist() == [0.5, -1.0, 0.0]
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("grpo", True), ("ppo", False)])
