@@ -57,7 +57,8 @@ class Arguments:
         unset = dict.fromkeys(("output_dir", "generation_batch_size", "steps_per_generation"))
         self._plain = plain | unset | {"use_cpu": False, "bf16": True}
         self._row, self._read = dict(row), set[str]()
-        self._types = get_type_hints(GRPOConfig)
+        bools = {"scale_rewards": bool | str}  # True and False are read as "group" and "none"
+        self._types = get_type_hints(GRPOConfig) | bools
 
     def __getitem__(self, name: str) -> Any:
         """The value, which counts as read.

@@ -83,8 +83,8 @@ def with_anchor(learner: Learner, micro: TokenBatch, said_BT: torch.Tensor) -> T
 
 
 def own_anchor(learner: Learner, batch: TokenBatch) -> TokenBatch:
-    """The batch without tokens that are anchored in an earlier policy than the round starts from: how
-    far the policy is from there is no measure of how far the round has moved it.
+    """The batch without tokens that are anchored in an earlier policy than the round starts from:
+    they do not tell how far the round has moved it.
     """
     return batch if "proximal" in learner.recipe.needs else fresh(batch)
 

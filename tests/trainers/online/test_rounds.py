@@ -16,6 +16,7 @@ from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import PolicyOutput
 from agentrl.trainers.observe.batch_metrics import staleness_metrics
 from agentrl.trainers.observe.updates import Unwatched, UpdateLog, fresh
+from agentrl.trainers.online.loop import is_hopeless
 from agentrl.trainers.online.rounds import Round, pack_round, tasks_for, with_greedy
 from agentrl.types import Score
 
@@ -180,3 +181,13 @@ def test_the_greedy_baseline_earns_process_rewards_as_well():
     assert batch.greedy_reward_E.tolist() == [2.75, 2.75]
     found = row.advantage(batch).advantages_BT
     assert found.amin(1).tolist() == [-1.75, -2.75]
+
+
+@pytest.mark.parametrize(
+    ("own", "later", "expected"), [(LOST, WON, False), (LOST, LOST, True), (WON, LOST, False)]
+)
+def test_a_round_is_hopeless_where_no_draw_of_it_is_solved(own, later, expected):
+    row = recipe("dapo")
+    round_ = Scripted(*[own] * 4, rest=later).rounds(row).play(0)
+    assert not round_.refilled and round_.spare
+    assert is_hopeless(round_, row.rewards) == expected

@@ -39,7 +39,7 @@ def choose_parts(found: Recipe, place: str, value: Any) -> tuple[Recipe, dict[st
     here = getattr(found, place)
     own = {label(part): part for part in (here if place in LISTS else (here,))}
     rows = value if place in LISTS and isinstance(value, list | tuple) else [value]
-    parts, named = [], dict[str, Any]()
+    parts, named = list[Part](), dict[str, Any]()
     for row in rows:
         part, settings = _part(place, own, row)
         if label(part) in map(label, parts):
