@@ -222,10 +222,8 @@ def find_cause(model: Any, batch: TokenBatch, temperature: float) -> tuple[Cause
         look = first_logits(model, batch)
         calm = mean_gap(look, temperature)
         if calm < as_trained / 2 and calm <= largest_gap(model):
-            why = (
-                f"{calm:.2g} are left without it: sampling drops nothing, so set compute.dropout=0"
-            )
-            return "dropout", why, calm
+            said = f"{calm:.2g} are left without it: sampling drops nothing, so set"
+            return "dropout", f"{said} compute.dropout=0", calm
         cause, why = explain(*look, temperature)
         if cause == "other weights":
             for words, other in _other_contexts(model, batch):
