@@ -251,8 +251,8 @@ class TokenBatch:
         gradient stays the same.
 
         An episode keeps all its rows: a ratio over the episode reads tokens without an advantage
-            too. Not for losses
-        with a term that ignores the advantage (KL, entropy): the dropped rows belong to those.
+        too. Not for losses with a term that ignores the advantage (KL, entropy): the dropped rows
+        belong to those.
         """
         pushed_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
         pushed_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True

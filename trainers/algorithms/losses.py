@@ -173,13 +173,10 @@ def policy_metrics(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> 
 
     clip_low / clip_high: fractions of tokens whose gradient the surrogate removes, with a negative
     and a positive advantage. approx_kl: k3 of KL(π_anchor‖π). logprob_gap: mean |log π - log
-    π_sampler|; before
-        the first update
-    this is the gap between sampler and scorer; gap_max its largest. ratio_le_x: fraction of tokens
-    with ρ ≤ x, the ratio's distribution. ratio_max: combines by maximum. entropy, ref_kl (k3):
-    where there are such. scored: trained tokens of these rows over those of the step. rejected:
-    fraction of tokens with weight 0; weight,
-        weight_square:
+    π_sampler|; before the first update this is the gap between sampler and scorer; gap_max its
+    largest. ratio_le_x: fraction of tokens with ρ ≤ x, the ratio's distribution. ratio_max:
+    combines by maximum. entropy, ref_kl (k3): where there are such. scored: trained tokens of these
+    rows over those of the step. rejected: fraction of tokens with weight 0; weight, weight_square:
     means of the weights, from which the effective sample size follows.
     """
     output, batch = output.silent(batch.mask_BT), batch.silent()
@@ -223,7 +220,7 @@ def add_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     maxima, the rest means.
 
     The means are over the tokens that were scored: rows left out (`TokenBatch.informative`) do not
-        count as zeros.
+    count as zeros.
     """
     total: dict[str, float] = {}
     for part in parts:

@@ -1,10 +1,9 @@
 """What an algorithm is made of: small pure functions of three kinds, each with its options as
 keywords.
 
-    Step       batch -> batch             credit (advantages) and corrections (weights), before
-    anything is scored Term       output, batch -> (B, T)    a per-token loss: a surrogate, or a
-    regulariser Aggregate  (B, T), batch -> scalar    with denominators that belong to the whole
-    optimizer step
+- Step, batch -> batch: credit (advantages) and corrections (weights), before anything is scored.
+- Term, output and batch -> (B, T): a per-token loss, of a surrogate or a regulariser.
+- Aggregate, (B, T) and batch -> scalar: with denominators of the whole optimizer step.
 
 Options are the keyword-only parameters with a default. `functools.partial` sets them;
 `with_options` does so by name. A part says what it reads beside tokens and outcomes by

@@ -75,8 +75,8 @@ class Recipe:
         reward_clip: outcomes are held to [-reward_clip, reward_clip] before anything reads them to
             train; inf: they are as they are. Metrics show them unclipped.
         epochs: how often a round's episodes are gone through.
-        kl_budget: nats per token that the policy may move in one round; what is left of the round
-            is then skipped.
+        kl_budget: nats per token that the policy may move in one round, measured on tokens of the
+            present version; what is left of the round is then skipped.
         kl_target: nats per token that a round should move the policy by: `anchor_kl_coef` follows
             (`AdaptiveKL`), and the regularisers must have it; inf: it stays as it is.
         entropy_target: entropy in nats per token that the policy should keep: `entropy_coef`

@@ -232,6 +232,11 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         found = replace(found, **changed)
     for key in settings.keys() - found.options.keys() - set(OWN):
         raise ConfigError(_no_setting(key, found))
+    if "spare_rounds" in settings and not settings.get("refill", found.refill):
+        raise ConfigError(
+            f"spare_rounds={settings['spare_rounds']!r} says how long refill keeps a group, and"
+            f" recipe {name} does not refill: set refill=true, or leave spare_rounds out"
+        )
     found = found.with_options(settings)
     try_on_made_up(found, typed | settings)
     return found

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, get_args, get_type_hints
 
 import tomli_w
 
+from agentrl.errors import ConfigError
 from agentrl.trainers.peers import TRL
 
 
@@ -55,11 +57,23 @@ class Arguments:
         unset = dict.fromkeys(("output_dir", "generation_batch_size", "steps_per_generation"))
         self._plain = plain | unset | {"use_cpu": False, "bf16": True}
         self._row, self._read = dict(row), set[str]()
+        bools = {"scale_rewards": bool | str}  # True and False are read as "group" and "none"
+        self._types = get_type_hints(GRPOConfig) | bools
 
     def __getitem__(self, name: str) -> Any:
-        """The value, which counts as read."""
+        """The value, which counts as read.
+
+        Raises:
+            ConfigError: it is of a type that TRL does not take.
+        """
         self._read.add(name)
-        return self._row.get(name, self._plain[name])
+        value = self._row.get(name, self._plain[name])
+        if self.says(name) and not _is_of(self._types[name], value):
+            raise ConfigError(
+                f"{name}={value!r} of the GRPOConfig must be {_worded(self._types[name])}: write it"
+                " as GRPOConfig(...).to_json_string() does"
+            )
+        return value
 
     def says(self, name: str) -> bool:
         """Whether a setting is not at its default."""
@@ -81,3 +95,18 @@ class Arguments:
         if name not in self.defaults:
             return "no setting of this version of TRL"
         return f"the nearest here is {TRL[name]}" if name in TRL else "nothing here does that"
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a JSON value is of a type, as settings of TRL have them; words of an enum are str."""
+    if kinds := get_args(kind):
+        return any(_is_of(one, value) for one in kinds)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float) if kind is float else isinstance(value, kind)
+
+
+def _worded(kind: Any) -> str:
+    """A type in words."""
+    kinds = [one for one in get_args(kind) or (kind,) if not issubclass(one, Enum)]
+    return " or ".join("null" if one is type(None) else one.__name__ for one in kinds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from agentrl.errors import ConfigError
 from agentrl.trainers.from_trl.arguments import Arguments, Translation
 from agentrl.trainers.peers import TRL
 
@@ -13,6 +14,9 @@ _EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit")
 
 def translate_rounds(trl: Arguments, found: Translation) -> None:
     """How much is sampled and stepped in a round, and how many rounds there are."""
+    for name in ("num_generations", "gradient_accumulation_steps", "num_iterations"):
+        if not (trl[name] or 0) >= 1:
+            raise ConfigError(f"{trl.shown(name)} of the GRPOConfig must be a count >= 1")
     held = trl["gradient_accumulation_steps"]
     per_batch = trl["steps_per_generation"] or held
     rows = trl["generation_batch_size"] or trl["per_device_train_batch_size"] * per_batch

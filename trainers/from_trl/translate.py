@@ -76,5 +76,7 @@ def translate(row: Mapping[str, Any], where: str, overrides: Sequence[str] = ())
     row = {"env": "?", "model": "?"} | found.settings
     found.settings = {name: row[name] for name in row if row[name] != "?"}
     config = validated(TrainConfig, row, where, overrides)
-    recipe(config.recipe, **config.loss)
+    chosen = recipe(config.recipe, **config.loss)
+    chosen.refuse_group_size(config.group_size)
+    chosen.refuse_minibatches(config.minibatches)
     return found

@@ -73,7 +73,7 @@ def rollout_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dic
     }
 
 
-class Refill(NamedTuple):
+class RoundDraws(NamedTuple):
     """What dynamic sampling made of one round.
 
     Attributes:

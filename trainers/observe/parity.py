@@ -180,7 +180,8 @@ def judge_gap(
     """What is wrong with a gap: nothing, or its likeliest cause.
 
     A gap is too wide where rounding does not explain it, or where it alone makes the recipe cut
-    tokens, whatever the recipe's bounds are.
+    tokens, whatever the recipe's bounds are. Of a model that was asked to drop something out, what
+    the first tokens have without that is judged by the same limits: the sampler drops nothing.
 
     Args:
         model: a Hugging Face causal language model with the weights that sampling should have used.
@@ -192,41 +193,43 @@ def judge_gap(
     gap, cut = metrics.get("parity/gap_mean", 0.0), metrics.get("parity/cut", 0.0)
     if gap <= largest_gap(model) and cut <= MOST_CUT:
         return []
-    cause, why = find_cause(model, batch, temperature)
+    cause, why, calm = find_cause(model, batch, temperature)
     if cause == "other weights" and probed <= largest_gap(model):
         cause = "template"
         why = (
             "on its probe the engine agrees, so these rows are not what it read: look at them by"
             " `agentrl view`, and ask `agentrl check hf:MODEL` what the chat template does"
         )
-    asked = cause == "dropout" and any(dropouts(model.config))
-    stops = cause in ("temperature", "truncation") or not (gap <= STOP_GAP or asked)
-    said = f"{cause}: sampler and trainer disagree by {gap:.3g} nats per token"
+    judged = calm if any(dropouts(model.config)) else gap
+    stops = cause in ("temperature", "truncation") or not judged <= STOP_GAP
+    shown = gap if cause == "dropout" else judged
+    said = f"{cause}: sampler and trainer disagree by {shown:.3g} nats per token"
     if cut > MOST_CUT:
         said += f", for which alone the recipe cuts {cut:.2g} of the tokens"
     return [Disagreement(cause, stops, f"{said}; {why}")]
 
 
-def find_cause(model: Any, batch: TokenBatch, temperature: float) -> tuple[Cause, str]:
+def find_cause(model: Any, batch: TokenBatch, temperature: float) -> tuple[Cause, str, float]:
     """The likeliest cause of a gap: `explain`, and what only further looks at the model can tell.
 
     Arguments as in `judge_gap`.
+
+    Returns:
+        the cause, what to do about it, and the mean gap of the first tokens without dropout.
     """
     as_trained = mean_gap(first_logits(model, batch), temperature)
     with _eval(model):
         look = first_logits(model, batch)
         calm = mean_gap(look, temperature)
-        if calm < as_trained / 2:
-            return (
-                "dropout",
-                f"{calm:.2g} are left without it: sampling drops nothing, so set compute.dropout=0",
-            )
-        found = explain(*look, temperature)
-        if found[0] == "other weights":
+        if calm < as_trained / 2 and calm <= largest_gap(model):
+            said = f"{calm:.2g} are left without it: sampling drops nothing, so set"
+            return "dropout", f"{said} compute.dropout=0", calm
+        cause, why = explain(*look, temperature)
+        if cause == "other weights":
             for words, other in _other_contexts(model, batch):
                 if mean_gap(first_logits(model, other), temperature) < calm / 10:
-                    return "template", f"they would agree if the trainer's rows began {words}"
-    return found
+                    cause, why = "template", f"they would agree if the trainer's rows began {words}"
+    return cause, why, calm
 
 
 def mean_gap(look: tuple[Tensor, Tensor, Tensor], temperature: float) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentrl.trainers.algorithms.losses import by_token
 from agentrl.trainers.algorithms.regularisers import kl_k3
 from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.online.anchor import own_anchor
 from agentrl.trainers.online.prepare import without_gradient
 
 if TYPE_CHECKING:
@@ -25,9 +27,10 @@ def adapt(
     A round is what PPO's section 4 calls a policy update: all its minibatches and epochs. Where no
     optimizer step was taken, nothing was measured and nothing moves.
 
-    - `anchor_kl_coef` reads KL(π_anchor‖π) of the policy as it is now, over all trained tokens of
+    - `anchor_kl_coef` reads KL(π_anchor‖π) of the policy as it is now, over the trained tokens of
       the round (k3 of the sampled tokens, where the paper sums over the actions): one more forward
-      pass. `policy/kl` would not do, as it is measured in front of each step: with one step per
+      pass. Tokens of earlier policies say nothing about this round; without others the coefficient
+      stays. `policy/kl` would not do, as it is measured in front of each step: with one step per
       round it is 0.
     - `entropy_coef` reads the entropy in front of the first step: over its tokens, which are a
       random share of the round's episodes where there are several minibatches.
@@ -44,12 +47,13 @@ def adapt(
     if not rules or not any(step["updates"] for step in history):
         return metrics
     measured = dict[str, float]()
-    if "anchor_kl_coef" in rules:
-        measured["anchor_kl_coef"] = metrics["policy/kl_after"] = _kl_from_anchor(learner, batch)
+    own = own_anchor(learner, batch)
+    if "anchor_kl_coef" in rules and own.mask_BT.any():
+        measured["anchor_kl_coef"] = metrics["policy/kl_after"] = _kl_from_anchor(learner, own)
     if "entropy_coef" in rules:
         measured["entropy_coef"] = metrics["policy/entropy_before"] = history[0]["entropy"]
     learner.recipe = learner.recipe.moved(
-        {option: rule.update(measured[option]).coef for option, rule in rules.items()}
+        {option: rules[option].update(value).coef for option, value in measured.items()}
     )
     return metrics
 
@@ -57,4 +61,5 @@ def adapt(
 def _kl_from_anchor(learner: Learner, batch: TokenBatch) -> float:
     """KL(π_anchor‖π) in nats per trained token, π as it is now."""
     now_BT = without_gradient(learner, learner.model, batch).logprobs_BT
-    return float(by_token(kl_k3(batch.anchor_BT, now_BT), batch))
+    mean = replace(batch, n_tokens=int(batch.mask_BT.sum()))
+    return float(by_token(kl_k3(batch.anchor_BT, now_BT), mean))

@@ -17,6 +17,7 @@ import torch
 
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.models.scoring import frozen_logprobs
+from agentrl.trainers.observe.updates import fresh
 
 if TYPE_CHECKING:
     from agentrl.trainers.online.learner import Learner
@@ -38,7 +39,7 @@ def anchored(learner: Learner, pieces: Iterable[Piece], step: int) -> list[Piece
     It is scored in the very micro-batches and under the very dropout that are trained: in others,
     sums would be rounded in another way. The first step needs no pass of its own, as the policy
     that trains is still that policy: `update` takes its word. With dropout the reference is scored
-    again, so that it drops the same.
+    here as well, so that it drops the same.
 
     Args:
         step: the round.
@@ -64,6 +65,9 @@ def anchored(learner: Learner, pieces: Iterable[Piece], step: int) -> list[Piece
                 for index, micro in enumerate(scored)
             ]
         found.append((mini, scored))
+    if reference is not None:
+        reference.eval()
+        learner.model.train()  # with adapters, they are one model
     return found
 
 
@@ -73,10 +77,16 @@ def with_anchor(learner: Learner, micro: TokenBatch, said_BT: torch.Tensor) -> T
     Tokens of an earlier policy keep their sampler's word: what was learnt since belongs in their
     ratio, unless a correction weighs it already.
     """
-    if micro.version is not None and "proximal" not in learner.recipe.needs:
-        is_present_BT = micro.version_BT >= micro.version
-        said_BT = torch.where(is_present_BT, said_BT, micro.old_logprobs_BT.to(said_BT.dtype))
+    is_own_BT, old_BT = own_anchor(learner, micro).mask_BT, micro.old_logprobs_BT
+    said_BT = torch.where(is_own_BT, said_BT, old_BT.to(said_BT.dtype))
     return replace(micro, proximal_logprobs_BT=said_BT)
+
+
+def own_anchor(learner: Learner, batch: TokenBatch) -> TokenBatch:
+    """The batch without tokens that are anchored in an earlier policy than the round starts from:
+    they do not tell how far the round has moved it.
+    """
+    return batch if "proximal" in learner.recipe.needs else fresh(batch)
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from agentrl.errors import TrainingError
 from agentrl.trainers.observe.clock import Clock
 from agentrl.trainers.observe.metrics import rollout_metrics
+from agentrl.trainers.online.rounds import Round
 from agentrl.trainers.online.run import Run
+from agentrl.trainers.rewards import Rewards
 from agentrl.trajectory import Group
 
 
@@ -35,7 +37,7 @@ def train(run: Run) -> None:
         metrics = {
             **rollout_metrics(played.groups, rewards),
             **run.watch.noticed(played.groups, step),
-            **(played.refill.metrics(rewards) if run.learner.recipe.filters else {}),
+            **(played.draws.metrics(rewards) if run.learner.recipe.filters else {}),
             **learnt,
             **run.watch.confirm(step + 1),
         }
@@ -43,11 +45,10 @@ def train(run: Run) -> None:
             metrics |= run.evaluate(step + 1)
         clock.lap("eval")
         run.log(step + 1, metrics | clock.metrics(played.played, batch.n_tokens))
-        hopeless = not rewards.any_signal(played.trained) and not any_solved(played.groups)
-        run.quiet = run.quiet + 1 if hopeless else 0
+        run.quiet = run.quiet + 1 if is_hopeless(played, rewards) else 0
         if run.quiet >= config.quiet_rounds:
             raise TrainingError(
-                f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.groups)}"
+                f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.played)}"
             )
         if is_due(step + 1, config.save_every, config.steps):
             run.save(step + 1)
@@ -58,9 +59,12 @@ def is_due(rounds: int, every: int, last: int) -> bool:
     return bool(every) and (rounds % every == 0 or rounds == last)
 
 
-def any_solved(groups: Sequence[Group]) -> bool:
-    """Whether any episode passed; where everything is solved, going on does no harm."""
-    return any(episode.passed for group in groups for episode in group.episodes)
+def is_hopeless(played: Round, rewards: Rewards) -> bool:
+    """Whether a round taught nothing and solved nothing, later draws included; where everything is
+    solved, going on does no harm.
+    """
+    solved = any(episode.passed for group in played.played for episode in group.episodes)
+    return not solved and not rewards.any_signal(played.trained)
 
 
 def why(groups: Sequence[Group]) -> str:

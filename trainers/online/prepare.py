@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from agentrl.trainers.algorithms.parts import needs_of
 from agentrl.trainers.batch import PolicyOutput, TokenBatch, in_parts
 from agentrl.trainers.models.critic import monte_carlo
 from agentrl.trainers.models.scoring import token_logprobs
@@ -25,7 +26,7 @@ def prepare(learner: Learner, batch: TokenBatch) -> TokenBatch:
     if not len(batch):
         return batch
     needs, moved = learner.recipe.needs, batch.to(learner.model.device)
-    if learner.reference is not None:
+    if learner.reference is not None and not _scored_later(learner):
         moved = replace(
             moved, ref_logprobs_BT=without_gradient(learner, learner.reference, moved).logprobs_BT
         )
@@ -41,6 +42,13 @@ def prepare(learner: Learner, batch: TokenBatch) -> TokenBatch:
             moved, top_logprobs_BTK=found.top_logprobs_BTK, top_ids_BTK=found.top_ids_BTK
         )
     return learner.critic.predict(moved) if learner.critic else moved
+
+
+def _scored_later(learner: Learner) -> bool:
+    """Whether `anchored` scores the reference, and no advantage reads it before."""
+    credited = (*learner.recipe.before, *learner.recipe.credit)
+    is_read = any("reference" in needs_of(part) for part in credited)
+    return learner.config.compute.dropout > 0 and not is_read
 
 
 @torch.no_grad()

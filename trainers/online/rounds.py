@@ -15,7 +15,7 @@ from agentrl.rollout.rollouts import Sampler
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch, pack
-from agentrl.trainers.observe.metrics import Refill
+from agentrl.trainers.observe.metrics import RoundDraws
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task
 
@@ -56,9 +56,9 @@ class Round:
         return (*self.groups, *self.carried, *self.refilled)
 
     @property
-    def refill(self) -> Refill:
+    def draws(self) -> RoundDraws:
         """What dynamic sampling made of the round."""
-        return Refill(self.groups, self.carried, self.refilled, self.spare, self.expired)
+        return RoundDraws(self.groups, self.carried, self.refilled, self.spare, self.expired)
 
 
 class Rounds:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.errors import TrainingError
+from agentrl.trainers.algorithms.losses import by_token
+from agentrl.trainers.algorithms.regularisers import kl_k3
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 from agentrl.trainers.models.moe import with_router_loss
 from agentrl.trainers.models.scoring import EntropyMode, token_logprobs
@@ -21,6 +23,7 @@ from agentrl.trainers.online.anchor import (
     Piece,
     anchored,
     anchors_itself,
+    own_anchor,
     same_dropout,
     with_anchor,
 )
@@ -55,14 +58,14 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
                 micro = with_anchor(learner, micro, output.logprobs_BT.detach())
             loss, metrics = recipe.loss(output, micro)
             loss.backward()
-            log.micro(output, micro, metrics)
+            log.micro(output, micro, metrics | _moved(learner, output, micro))
         if micros:
             norm = torch.nn.utils.clip_grad_norm_(
                 model.parameters(), config.optimizer.max_grad_norm
             )
             now = log.mini(mini, float(norm))
             _stop_if_broken(learner, now, mini, step)
-            too_far = now["approx_kl"] > recipe.kl_budget
+            too_far = now["own_kl"] > recipe.kl_budget * now["own_share"]
             if not too_far:
                 learner.optimizer.step()
                 now["updates"] = 1.0
@@ -90,6 +93,14 @@ def policy_output(learner: Learner, micro: TokenBatch) -> PolicyOutput:
     temperature = learner.config.temperature
     said = partial(token_logprobs, learner.model, micro, temperature, entropy=mode, top=top)
     return with_router_loss(learner.model, micro, said) if "router" in needs else said()
+
+
+def _moved(learner: Learner, output: PolicyOutput, micro: TokenBatch) -> dict[str, float]:
+    """How far the round has moved the policy: nats and tokens, as `add_metrics` joins them."""
+    own = own_anchor(learner, micro)
+    kl_BT = kl_k3(micro.anchor_BT, output.logprobs_BT.detach())
+    sums = torch.stack([by_token(kl_BT, own), by_token(torch.ones_like(kl_BT), own)])
+    return dict(zip(("own_kl", "own_share"), sums.tolist(), strict=True))
 
 
 def _stop_if_broken(

@@ -86,6 +86,10 @@ WRONG = [
     ({"aggregate": {"name": "constant", "norm_tokens": 0.5}}, "aggregate.norm_tokens=0.5 must be"),
     ({"aggregate": {"name": "token", "norm_tokens": 5}}, "token has no options"),
     ({"corrections": {"tis_high": 2.0}}, "corrections={'tis_high': 2.0} says no name"),
+    (
+        {"regularisers": [{"name": "kl_penalty", "kl_coef": coef} for coef in (0.1, 0.2)]},
+        "regularisers names kl_penalty twice: keep one",
+    ),
     ({"regularisers": "kl_penalty"}, "kl_penalty changes nothing while kl_coef is 0"),
     ({"regularisers": "kl_cov"}, "put select_kl_cov among the corrections"),
     ({"credit": []}, "must begin with a part that fills them"),

@@ -155,6 +155,8 @@ CHOICES = {
     "off_policy_mask_threshold": 0.5,
     "top_entropy_quantile": 0.5,
     "save_total_limit": 2,
+    "eval_steps": 7,
+    "vllm_importance_sampling_clip_min": 0.5,
     "chat_template_kwargs": {"enable_thinking": False},
     "max_completion_length": 100,
     "max_steps": 100,
@@ -205,3 +207,31 @@ def test_a_file_that_is_none_is_refused(tmp_path, text, said):
 
 def test_every_name_of_the_table_is_trls():
     assert TRL.keys() - DEFAULTS.keys() == {"model_name_or_path", "warmup_ratio"}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"num_generations": 1}, "group_size=1 gives every episode advantage 0 in recipe grpo"),
+        ({"num_generations": 0}, "num_generations=0 of the GRPOConfig must be a count >= 1"),
+        ({"num_generations": None}, "num_generations=None of the GRPOConfig must be a count"),
+        ({"num_generations": "8"}, "num_generations='8' of the GRPOConfig must be int or null"),
+        ({"max_grad_norm": None}, "max_grad_norm=None of the GRPOConfig must be float"),
+        ({"max_steps": "100"}, "max_steps='100' of the GRPOConfig must be int"),
+        ({"max_steps": 10.5}, "max_steps=10.5 of the GRPOConfig must be int"),
+        ({"loss_type": ["grpo"]}, r"loss_type=\['grpo'\] of the GRPOConfig must be str"),
+        ({"loss_type": {"grpo": 1}}, "loss_type=.* of the GRPOConfig must be str"),
+        ({"beta": True}, "beta=True of the GRPOConfig must be float"),
+        ({"optim": 3}, "optim=3 of the GRPOConfig must be str"),
+    ],
+)
+def test_values_that_no_run_takes_are_refused_in_one_sentence(row, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        translate(row, "args.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_is_a_float_and_scale_rewards_may_be_a_truth_value():
+    found = translate({"max_grad_norm": 2, "scale_rewards": False, "epsilon": 0.1}, "args.json")
+    assert found.settings["optimizer"]["max_grad_norm"] == 2
+    assert found.settings["loss"]["credit"] == "dr_grpo"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from dataclasses import replace
 
 import pytest
@@ -205,6 +206,31 @@ def test_dropout_is_named_and_stops_only_where_nobody_asked_for_it(run, asked, s
     else:
         with pytest.raises(ParityError, match=r"dropout: .* so set compute\.dropout=0"):
             run.watch.agree(gap, batch)
+
+
+@pytest.mark.parametrize("loud", [0.1, 0.5])
+def test_dropout_hides_no_other_gap(run, loud):
+    """What is left without it is judged by the usual limits and causes."""
+    run.confirm()
+    torch.manual_seed(0)
+    for layer in run.model.model.layers:
+        layer.self_attn.attention_dropout = loud
+    run.model.config.attention_dropout = loud
+    run.model.train()
+    gap, batch = seen(run)
+    for warmth, cause in ((1.0, "dropout"), (1.5, "temperature"), (None, "other weights|template")):
+        with parity._eval(run.model):
+            if warmth:
+                said_BT = frozen_logprobs(run.model, batch, warmth)
+            else:
+                noise_BT = torch.randn(batch.mask_BT.shape) * 0.3
+                said_BT = frozen_logprobs(run.model, batch) + noise_BT
+        wrong = replace(batch, old_logprobs_BT=torch.where(batch.mask_BT, said_BT, 0.0))
+        torch.manual_seed(1)
+        output = PolicyOutput(frozen_logprobs(run.model, wrong))
+        gap = parity.gap_metrics([parity.trained_tokens(output, wrong)])
+        (found,) = parity.judge_gap(run.model, wrong, gap, 1.0)
+        assert re.fullmatch(cause, found.cause) and found.stops == (cause != "dropout")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from agentrl.trainers.observe.batch_metrics import (
 )
 from agentrl.trainers.observe.metrics import (
     QUIET,
-    Refill,
+    RoundDraws,
     held_out_metrics,
     quiet_reason,
     repeat_metrics,
@@ -157,7 +157,7 @@ def test_what_refilling_cost_counts_what_was_played_in_vain():
     signal, quiet, more = group(1.0, 0.0), group(0.0, 0.0, task="u"), group(1.0, 0.0, 0.5, task="v")
 
     def cost(*lists):
-        found = Refill(*lists).metrics()
+        found = RoundDraws(*lists).metrics()
         return {name: value for name, value in found.items() if name.startswith("refill/")}
 
     nothing = {"refill/groups": 0, "refill/carried": 0, "refill/episodes": 0, "refill/empty": 0}
@@ -181,13 +181,13 @@ def test_what_refilling_cost_counts_what_was_played_in_vain():
 
 def test_rewards_before_and_after_the_filter():
     own = [group(1.0, 0.0), group(-0.5, -0.5, task="u"), group(0.3, 1.2, None, task="v")]
-    found = Refill(own, [group(0.0, 1.0, task="w")], [], [], []).metrics()
+    found = RoundDraws(own, [group(0.0, 1.0, task="w")], [], [], []).metrics()
     sampled, trained = (
         [found[f"reward/{what}_{name}"] for name in metrics.BINS] for what in ("sampled", "trained")
     )
     assert sampled == pytest.approx([2 / 6, 1 / 6, 1 / 6, 1 / 6, 1 / 6])
     assert trained == pytest.approx([0, 2 / 6, 1 / 6, 2 / 6, 1 / 6])
-    assert "reward/trained_0" not in Refill([own[1]], [], [], [], []).metrics()
+    assert "reward/trained_0" not in RoundDraws([own[1]], [], [], [], []).metrics()
 
 
 def test_how_the_machine_is_used():
@@ -357,7 +357,7 @@ def test_every_metric_stands_in_the_table_of_the_docs():
     found = (
         rollout_metrics([Group((said,)), group(1.0, 0.0)])
         | repeat_metrics([group(1.0)], ())
-        | Refill([group(0.0)], [], [group(1.0, 0.0)], [], []).metrics()
+        | RoundDraws([group(0.0)], [], [group(1.0, 0.0)], [], []).metrics()
         | system_metrics([], waited_s=1, round_s=1, queue=0)
         | held_out_metrics(summarize([episode(), episode(sample=1)], (1, 2)))
         | token_metrics(batch)

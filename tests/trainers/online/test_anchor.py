@@ -16,7 +16,9 @@ from agentrl.trainers.algorithms.advantages import with_greedy_rewards
 from agentrl.trainers.algorithms.recipes import RECIPES
 from agentrl.trainers.batch import pack
 from agentrl.trainers.config import check_config
+from agentrl.trainers.models import scoring
 from agentrl.trainers.models.tiny import build_model
+from agentrl.trainers.online import anchor, prepare
 from agentrl.trainers.online.anchor import with_anchor
 from agentrl.trainers.online.learner import Learner
 from agentrl.trainers.online.run import Run
@@ -138,3 +140,69 @@ def test_tokens_of_an_earlier_policy_keep_their_samplers_word(model, tmp_path, l
     moved_BT = found.anchor_BT - batch.old_logprobs_BT
     assert (moved_BT[batch.mask_BT & ~stale_BT] == -0.5).all()
     assert (moved_BT[stale_BT] == (-0.5 if is_anchored else 0.0)).all()
+
+
+def with_an_old_group(batch, moved):
+    """The round with its first group that trains one version old: since then the policy learnt."""
+    first = batch.group_E[batch.signal_E][0]
+    old_BT = batch.mask_BT & (batch.group_E == first)[batch.episode_B][:, None]
+    return replace(
+        batch,
+        version_BT=torch.where(old_BT, 0, batch.version_BT).int(),
+        old_logprobs_BT=torch.where(old_BT, batch.old_logprobs_BT - moved, batch.old_logprobs_BT),
+    )
+
+
+@pytest.mark.parametrize(("loss", "updates"), [({}, 2), ({"tis_high": 9.0}, 2)])
+@pytest.mark.parametrize("compute", [{}, FULL], ids=["float32", "bfloat16"])
+def test_the_budget_of_a_round_pays_for_no_earlier_round(model, tmp_path, compute, loss, updates):
+    config = settings(
+        model, minibatches=2, learning_rate=1e-9, compute=compute, loss=loss | {"kl_budget": 0.01}
+    )
+    groups, pad_id = played(config, tmp_path / "x")
+    batch = pack(groups, pad_id, version=1)
+    present = replace(batch, version_BT=torch.where(batch.mask_BT, 1, -1).int())
+    found = Learner(config).step(with_an_old_group(present, 0.5), 1)
+    assert found["policy/updates"] == updates
+    if not loss:
+        assert found["policy/kl"] > 0.01, "what the old tokens say is still told"
+
+
+def test_a_coefficient_follows_what_this_round_moved(model, tmp_path):
+    config = settings(model, recipe="ppo_penalty", learning_rate=1e-9)
+    groups, pad_id = played(config, tmp_path / "x")
+    batch = pack(groups, pad_id, version=1)
+    present = replace(batch, version_BT=torch.where(batch.mask_BT, 1, -1).int())
+    learner = Learner(config)
+    found = learner.step(with_an_old_group(present, 0.5), 1)
+    assert found["policy/kl_after"] < 1e-6 and learner.recipe.options["anchor_kl_coef"] == 0.5
+    learner = Learner(config)
+    old = replace(present, version_BT=torch.where(batch.mask_BT, 0, -1).int())
+    assert "policy/kl_after" not in learner.step(old, 1)
+    assert learner.recipe.options["anchor_kl_coef"] == 1, "nothing told how far this round went"
+
+
+@pytest.mark.parametrize(
+    ("loss", "scored"), [({"kl_coef": 0.1}, 0), ({"kl_coef": 0.1, "kl_reward_coef": 0.1}, 1)]
+)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_with_dropout_the_reference_is_scored_as_often_as_it_is_read(
+    model, tmp_path, monkeypatch, loss, scored, rank
+):
+    config = settings(model, compute={"dropout": 0.2, "lora_rank": rank}, loss=loss)
+    groups, pad_id = played(config, tmp_path / "x")
+    learner, calm, dropping = Learner(config), [], []
+
+    def count(said, calls):
+        def counted(model, *rest, **more):
+            calls.append(model is learner.reference)
+            assert model.training == (calls is dropping)
+            return said(model, *rest, **more)
+
+        return counted
+
+    monkeypatch.setattr(prepare, "token_logprobs", count(scoring.token_logprobs, calm))
+    monkeypatch.setattr(anchor, "frozen_logprobs", count(scoring.frozen_logprobs, dropping))
+    metrics = learner.step(pack(groups, pad_id, version=0), 0)
+    assert bool(sum(calm)) == bool(scored) and any(dropping)
+    assert metrics["policy/ref_kl"] == 0 and (rank or not learner.reference.training)

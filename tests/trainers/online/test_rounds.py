@@ -16,6 +16,7 @@ from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import PolicyOutput
 from agentrl.trainers.observe.batch_metrics import staleness_metrics
 from agentrl.trainers.observe.updates import Unwatched, UpdateLog, fresh
+from agentrl.trainers.online.loop import is_hopeless
 from agentrl.trainers.online.rounds import Round, pack_round, tasks_for, with_greedy
 from agentrl.types import Score
 
@@ -41,7 +42,7 @@ def test_quiet_groups_do_not_train_beside_their_replacements(name):
     trained = sorted(set(batch.group_E[batch.episode_B].tolist()))
     assert trained == [0, 3, 4, 5], "of the six that were packed, the own ones first"
     assert batch.n_episodes == 12 and batch.advantages_BT.any()
-    found = round_.refill.metrics(row.rewards)
+    found = round_.draws.metrics(row.rewards)
     assert found["refill/thrown_share"] == 3 / 8 and found["refill/empty"] == 0
     assert found["reward/trained_1"] == pytest.approx(5 / 12)
     assert found["reward/sampled_1"] == pytest.approx((1 + 3 + 0 + 2 + 3 + 1 + 1 + 1) / 24)
@@ -51,14 +52,14 @@ def test_a_round_without_refill_draws_once():
     script = Scripted(*TABLE)
     round_ = script.rounds(recipe("grpo", filter_groups=True)).play(0)
     assert script.draws == [(0, 0, 4)] and numbers(round_.trained) == [0, 1, 2, 3]
-    assert round_.refill.metrics()["refill/thrown_share"] == 0.5
+    assert round_.draws.metrics()["refill/thrown_share"] == 0.5
 
 
 def test_a_place_stays_empty_after_the_last_draw():
     script = Scripted(rest=LOST)
     round_ = script.rounds(recipe("dapo")).play(0)
     assert script.draws == [(0, 0, 4), (0, 1, 4), (0, 2, 4), (0, 3, 4)], "never more than a round"
-    found = round_.refill.metrics()
+    found = round_.draws.metrics()
     assert (found["refill/empty"], found["refill/thrown_share"]) == (4, 1)
 
 
@@ -76,7 +77,7 @@ def test_spares_take_the_places_of_the_next_round_oldest_first():
     assert (numbers(second.carried), numbers(second.refilled)) == ([7], [12, 13, 14])
     assert second.played == (*second.groups, *second.refilled, *second.spare)
     assert not second.expired and second.tasks.keys() >= {"t7", "t12"}
-    found = second.refill.metrics()
+    found = second.draws.metrics()
     assert (found["refill/carried"], found["refill/groups"], found["refill/empty"]) == (1, 3, 0)
 
 
@@ -180,3 +181,13 @@ def test_the_greedy_baseline_earns_process_rewards_as_well():
     assert batch.greedy_reward_E.tolist() == [2.75, 2.75]
     found = row.advantage(batch).advantages_BT
     assert found.amin(1).tolist() == [-1.75, -2.75]
+
+
+@pytest.mark.parametrize(
+    ("own", "later", "expected"), [(LOST, WON, False), (LOST, LOST, True), (WON, LOST, False)]
+)
+def test_a_round_is_hopeless_where_no_draw_of_it_is_solved(own, later, expected):
+    row = recipe("dapo")
+    round_ = Scripted(*[own] * 4, rest=later).rounds(row).play(0)
+    assert not round_.refilled and round_.spare
+    assert is_hopeless(round_, row.rewards) == expected

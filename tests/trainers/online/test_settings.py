@@ -92,6 +92,8 @@ def test_what_is_no_bound_may_be_infinite(tmp_path):
         ("grpo", {"reference_decay": 0.9}, "reference_decay changes nothing in recipe grpo"),
         ("grpo", {"reference_decay": 1.5, "kl_coef": 0.1}, "reference_decay=1.5 must be from 0"),
         ("dapo", {"spare_rounds": -1}, "spare_rounds=-1 must be a whole number >= 0"),
+        ("grpo", {"spare_rounds": 5}, "spare_rounds=5 says how long refill keeps a group"),
+        ("dapo", {"spare_rounds": 5, "refill": False}, "set refill=true, or leave spare_rounds"),
         ("gdpo", {"turn_weights": {"format": 0.5}}, "turn_weights changes nothing in recipe gdpo"),
         ("grpo", {"turn_weights": {"format": NAN}}, "must be a table of numbers"),
         ("grpo", {"turn_weights": {"format": INF}}, "must be a table of numbers"),

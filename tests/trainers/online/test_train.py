@@ -133,7 +133,7 @@ def test_refilled_groups_take_the_places_of_silent_ones_and_change_no_metric_of_
     has_signal = opened.learner.recipe.rewards.has_signal
     assert len(played.groups) == 4 and all(map(has_signal, played.refilled))
     drawn = [*played.refilled, *played.spare]
-    assert played.refill.metrics()["refill/episodes"] == 2 * len(drawn)
+    assert played.draws.metrics()["refill/episodes"] == 2 * len(drawn)
     signal = sum(map(has_signal, played.trained))
     assert signal <= 4 and batch.n_episodes == 2 * signal
     keys = read_episodes(tmp_path / "b/x/episodes.jsonl")

@@ -22,7 +22,8 @@ def choose_parts(found: Recipe, place: str, value: Any) -> tuple[Recipe, dict[st
 
     A part is its name, or a table of its name and options. Of a part that the recipe has already,
     options that are not named stay as they are; of others they are the part's defaults. `credit`,
-    `before`, `regularisers` and `corrections` take one part or a list, and hold nothing else then.
+    `before`, `regularisers` and `corrections` take one part or a list. It takes the place of what
+    the recipe has there; options that stand beside it still add their part.
 
     Args:
         place: a key of `PLACES`.
@@ -32,14 +33,17 @@ def choose_parts(found: Recipe, place: str, value: Any) -> tuple[Recipe, dict[st
         the recipe, and the options that were named.
 
     Raises:
-        ConfigError: there is no such part or option, or a value is of another type.
+        ConfigError: there is no such part or option, a value is of another type, or a list names a
+            part twice.
     """
     here = getattr(found, place)
     own = {label(part): part for part in (here if place in LISTS else (here,))}
     rows = value if place in LISTS and isinstance(value, list | tuple) else [value]
-    parts, named = [], dict[str, Any]()
+    parts, named = list[Part](), dict[str, Any]()
     for row in rows:
         part, settings = _part(place, own, row)
+        if label(part) in map(label, parts):
+            raise ConfigError(f"{place} names {label(part)} twice: keep one")
         parts.append(part)
         named |= settings
     changed: dict[str, Any] = {place: tuple(parts) if place in LISTS else parts[0]}
