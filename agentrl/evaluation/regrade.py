@@ -98,19 +98,7 @@ def regrade(
         )
     episodes = list(read_episodes(path).values())
     config = _config(plan.run)
-    env_id = plan.env or config.get("env") or (episodes[0].env if episodes else "")
-    if not plan.env and ".py" in env_id and not config.get("env"):
-        raise ConfigError(
-            f"{plan.run} names the file {env_id}, which a record may not have run: give it as --env"
-        )
-    try:
-        make = factory(env_id, **{**config.get("settings", {}), **plan.settings})
-    except ConfigError as error:
-        if plan.env:
-            raise
-        raise ConfigError(
-            f"{error}; where it stands in a file: --env path/to/file.py:Class"
-        ) from error
+    env_id, make = _environment(plan, config, episodes)
     found = _find_tasks(make(), episodes, _streams(config, episodes))
     skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]
@@ -138,6 +126,25 @@ def regrade(
         "changed": changed[:20],
         "out": str(out),
     }
+
+
+def _environment(
+    plan: RegradePlan, config: Mapping[str, Any], episodes: Sequence[Episode]
+) -> tuple[str, Callable[[], ToolEnv]]:
+    """The id of the environment that was played, and what makes it."""
+    env_id = plan.env or config.get("env") or (episodes[0].env if episodes else "")
+    if not plan.env and ".py" in env_id and not config.get("env"):
+        raise ConfigError(
+            f"{plan.run} names the file {env_id}, which a record may not have run: give it as --env"
+        )
+    try:
+        return env_id, factory(env_id, **{**config.get("settings", {}), **plan.settings})
+    except ConfigError as error:
+        if plan.env:
+            raise
+        raise ConfigError(
+            f"{error}; where it stands in a file: --env path/to/file.py:Class"
+        ) from error
 
 
 def _config(run: Path) -> dict[str, Any]:

@@ -45,8 +45,10 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
     """
     config, recipe, model = learner.config, learner.recipe, learner.model
     own_anchor = anchors_itself(learner)
+    rate = config.learning_rate * config.schedule.share(step, config.steps)
     for group in learner.optimizer.param_groups:
-        group["lr"] = config.learning_rate * config.schedule.share(step, config.steps)
+        group["lr"] = rate
+    log.row["policy/learning_rate"] = rate
     model.train()
     pieces = _pieces(learner, batch, step)
     pieces = anchored(learner, pieces, step) if own_anchor else pieces
