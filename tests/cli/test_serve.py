@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 from conftest import require
-from helpers import process, tiny_model_folder, wait_for
+from helpers import below, process, tiny_model_folder, wait_for
 from run_cases import settings
 
 from agentrl.cli import serve as command
@@ -56,6 +58,21 @@ def post(url: str, body: dict) -> dict:
         return json.load(answer)
 
 
+@contextmanager
+def its_family(served):
+    """Ctrl-C at the end: the server and all that it started are gone then."""
+    family = {served.pid}
+    try:
+        yield
+        family = below([served.pid])
+        assert len(family) > 1
+        served.send_signal(signal.SIGINT)
+        wait_for(lambda: not below(family))
+    finally:
+        for pid in below(family):
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.long
 def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
     require("vllm")
@@ -74,7 +91,8 @@ def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
             return False
 
     log = (tmp_path / "log").open("wb")
-    with log, process(*words, stderr=log, env=os.environ | {"VLLM_CACHE_ROOT": str(tmp_path)}):
+    env = os.environ | {"VLLM_CACHE_ROOT": str(tmp_path)}
+    with log, process(*words, stderr=log, env=env) as served, its_family(served):
         wait_for(up, timeout_s=300)
         body = {"model": str(tiny_model_folder()), "prompt": [5, 6, 7], "max_tokens": 4}
         body |= {"logprobs": 0, "return_token_ids": True, "seed": 3, "temperature": 0.7}
