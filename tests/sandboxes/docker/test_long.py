@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,13 @@ REPO = Path(__file__).resolve().parents[3]
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16)
 NAP = f"1000.{os.getpid()}"  # seconds that nobody else sleeps
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("docker")]
+
+
+@pytest.fixture
+def short_path():
+    """A folder for sockets, whose paths may have 107 letters."""
+    with tempfile.TemporaryDirectory(prefix="d-") as folder:
+        yield Path(folder)
 
 
 @contextmanager
@@ -80,11 +88,11 @@ def furnished(url):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
-def test_the_contract_holds_in_a_remapped_user_namespace(tmp_path):
-    for folder in (tmp_path, *tmp_path.parents):  # the remapped root has to reach its data
+def test_the_contract_holds_in_a_remapped_user_namespace(short_path):
+    for folder in (short_path, *short_path.parents):  # the remapped root has to reach its data
         if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
             folder.chmod(folder.stat().st_mode | 0o011)
-    with private_daemon(tmp_path, "--userns-remap", "default") as (url, start):
+    with private_daemon(short_path, "--userns-remap", "default") as (url, start):
         start()
         private = furnished(url)
         assert any("userns" in option for option in private.api().info()["SecurityOptions"])
@@ -93,9 +101,9 @@ def test_the_contract_holds_in_a_remapped_user_namespace(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
-def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(tmp_path):
+def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(short_path):
     async def main():
-        with private_daemon(tmp_path) as (url, start):
+        with private_daemon(short_path) as (url, start):
             daemon = start()
             private = furnished(url)
             pool = Pool(DockerBackend(url=url), size=2, limits=LIMITS)
