@@ -181,7 +181,7 @@ def test_in_evaluation_it_is_counted_apart(fault, tmp_path):
 
 
 def test_a_run_goes_on_behind_a_broken_verdict():
-    verdicts = [raises, raises, hangs, hangs, right]  # each fault for agent and witness
+    verdicts = [*[raises] * 4, *[hangs] * 4, right]  # each fault twice for agent and witness
 
     async def in_turn(submission):
         return await verdicts.pop(0)(submission)
