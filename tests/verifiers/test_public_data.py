@@ -8,6 +8,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from conftest import require
 
 from agentrl.cli.formats import mbpp
@@ -56,6 +57,7 @@ def crux(row: dict, output: str) -> Task:
     )
 
 
+@pytest.mark.long
 def test_all_outputs_of_cruxeval_are_reproduced(data_dir):
     found = rows(data_dir / "code" / "cruxeval_shared.jsonl")
     assert len(found) == 400

@@ -165,6 +165,7 @@ def test_a_plain_value_with_something_added_is_compared_as_a_plain_value(code):
     assert scores(task_of(PLAIN, "f = sorted\n"), code)[0].value == 1.0
 
 
+@pytest.mark.long
 def test_the_forger_of_the_middle_copy_learns_nothing_from_many_gradings():
     require("bubblewrap")
     payloads = {attack.name: payload for attack, payload in attacks_for(sample_task("tests"))}
