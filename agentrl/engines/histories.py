@@ -56,8 +56,14 @@ class Histories:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Forget all if the weights are others than at the last call, whoever wrote them."""
-        look = torch.cat([_some(weight) for weight in self._model.parameters()])
+        """Forget all if a few numbers of some weight are others than at the last call.
+
+        `load` clears in any case. This is for whoever trains the module without a word, as an
+        optimizer does, which moves every weight.
+        """
+        if not self._possible:
+            return
+        look = torch.cat([_some(weight) for weight in self._model.parameters() if weight.numel()])
         if self._look is None or not torch.equal(look, self._look):
             self.clear()
         self._look = look

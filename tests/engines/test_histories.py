@@ -33,72 +33,41 @@ def model():
     return load_model(tiny_model_folder())
 
 
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+NEO = ("vocab_size", "hidden_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
+SCALED = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
 def mistral():
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=16,
-        max_position_embeddings=512,
-    )
-    return MistralForCausalLM(config).eval()
+    return MistralForCausalLM(MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=16))
 
 
 def gemma():
-    torch.manual_seed(0)
-    config = GemmaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=512,
-    )
-    return GemmaForCausalLM(config).eval()
+    return GemmaForCausalLM(GemmaConfig(**SHAPE, num_key_value_heads=1, head_dim=8))
 
 
 def gpt_neo():
     """Every other layer looks back over eight columns of the batch, whatever stands in them."""
-    torch.manual_seed(0)
-    config = GPTNeoConfig(
-        vocab_size=300,
-        hidden_size=32,
-        num_layers=2,
-        attention_types=[[["global", "local"], 1]],
-        num_heads=4,
-        window_size=8,
-        max_position_embeddings=512,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return GPTNeoForCausalLM(config).eval()
+    shape = {name: SHAPE[name] for name in NEO}
+    kinds = [[["global", "local"], 1]]
+    config = GPTNeoConfig(**shape, num_layers=2, num_heads=4, attention_types=kinds, window_size=8)
+    return GPTNeoForCausalLM(config)
 
 
 def phi3():
     """Rows of more than 512 tokens have other keys from their first token on."""
-    torch.manual_seed(0)
-    scaled = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    config = Phi3Config(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        original_max_position_embeddings=512,
-        max_position_embeddings=2048,
-        rope_scaling=scaled,
-        pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return Phi3ForCausalLM(config).eval()
+    shape = SHAPE | {"max_position_embeddings": 2048, "original_max_position_embeddings": 512}
+    return Phi3ForCausalLM(Phi3Config(**shape, num_key_value_heads=2, rope_scaling=SCALED))
 
 
 def gap(model, prompt, out, temperature=1.0):
@@ -148,7 +117,8 @@ def computed(model, counts):
 
 @pytest.mark.parametrize("make", [None, gemma, gpt_neo, mistral, phi3])
 def test_a_turn_computes_its_new_tokens_and_says_what_a_full_pass_says(model, make):
-    model = make() if make else model
+    torch.manual_seed(0)
+    model = make().eval() if make else model
     stop = frozenset(range(0, 300, 20))
     totals = []
     for history_mb in (0, 64):
