@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "torch": (
         "trainers/",
         *ENGINE,
-        "agentrl/engines/vllm_core.py",
+        CORE,
         "verifiers/models/reward_model.py",
     ),
     "transformers": ("trainers/", *ENGINE),

@@ -157,7 +157,7 @@ def cycles(backend: str, count: int, lingering: float = 0.0) -> tuple[int, list[
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+    "count", [40, pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
 def test_no_reset_leaves_a_difference(backend, count, capsys):
     require(backend)

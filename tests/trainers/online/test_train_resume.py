@@ -94,8 +94,8 @@ def killed_and_resumed(command, metrics, kills, chance):
         landed += 1
 
 
-def test_killed_and_resumed(model, tmp_path):
-    kill_loop(model, tmp_path, 1)
+def test_killed_twice_and_resumed(model, tmp_path):
+    kill_loop(model, tmp_path, 2)
 
 
 @pytest.mark.long
