@@ -205,8 +205,8 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
 
     It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in
     float32 whatever the folder's precision: steps of a usual learning rate are smaller than
-    bfloat16 can hold. A head that the folder lacks starts at zero: from a policy, V = 0 everywhere.
-    From a reward model, V is its reward for the conversation so far. The global random state is
+    bfloat16 can hold. Nothing in its backbone is dropped out, whatever the folder says. A head that
+    the folder lacks starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the conversation so far. The global random state is
     left alone.
 
     Raises:
@@ -220,6 +220,7 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
     with _readable(folder, "config"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     config.num_labels = 1
+    dropouts(config, 0.0)
     wide = torch.promote_types(config.dtype or torch.float32, torch.float32)
     with (
         torch.random.fork_rng(devices=()),

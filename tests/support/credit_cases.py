@@ -37,6 +37,7 @@ from agentrl.trainers.algorithms.credit import (
     reward_to_go,
     turn_gae,
     turn_level,
+    vtrace,
     whiten,
 )
 from agentrl.trainers.algorithms.losses import by_token
@@ -75,6 +76,7 @@ STEPS = {
     "length_adaptive_gae": partial(length_adaptive_gae, gamma=0.9, length_alpha=0.3, value_lam=0.7),
     "optimal_baseline": optimal_baseline,
     "turn_gae": partial(turn_gae, gamma=0.9, lam=0.8),
+    "vtrace": partial(vtrace, gamma=0.9, lam=0.8),
     "turn_level": partial(turn_level, gamma=0.9),
     "gigpo": gigpo,
     "kl_in_reward": chain(
@@ -122,6 +124,7 @@ def furnished(batch: TokenBatch) -> TokenBatch:
         values_BT=(1.7 * ids_BT).sin(),
         entropy_BT=1 + ids_BT.cos(),
         ref_logprobs_BT=batch.old_logprobs_BT.double() - 0.3 * (2.1 * ids_BT).sin(),
+        proximal_logprobs_BT=batch.old_logprobs_BT.double() + 0.4 * (1.3 * ids_BT).sin(),
         greedy_reward_E=torch.where(batch.group_E % 2 == 0, 0.5, 0.25).double(),
         state_BT=torch.where(mask_BT, batch.turn_BT.long() % 2, -1),
         parts_E=parts,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.advantages import grpo, in_buckets, total_reward_E
+from agentrl.trainers.algorithms.corrections import policy_ratio
 from agentrl.trainers.algorithms.parts import needs
 from agentrl.trainers.algorithms.timeline import Timeline, discounted
 from agentrl.trainers.batch import TokenBatch
@@ -103,6 +104,44 @@ def length_adaptive_gae(
         advantages_N,
         generalised_advantages(*steps, _share("value_lam", value_lam)) + values_N,
     )
+
+
+@needs("critic", "proximal", "turns")
+def vtrace(
+    batch: TokenBatch,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    rho_high: float = 1.0,
+    trace_high: float = 1.0,
+) -> TokenBatch:
+    """V-trace: returns and advantages of the policy that the update starts from, on what an older
+    one sampled. IMPALA, https://arxiv.org/abs/1802.01561, section 4.1.
+
+    With w = π_proximal/π_old of the token, ρ = min(w, rho_high) and c = lam · min(w, trace_high):
+    the return is v = V + Σ_k gamma^k · (Π_{i<k} c_i) · ρ_k · (r_k + gamma·V_{k+1} - V_k), and the
+    advantage is ρ · (r + gamma·v' - V). On-policy it is `gae` with λ = 1, or, for returns alone,
+    with `lam`. The advantage holds the weight of its token: no correction by `truncated_is` beside
+    it.
+
+    Raises:
+        ValueError: the batch has no values or no proximal log-probabilities, or a reward stands
+            before an episode's first trained token.
+        ConfigError: gamma or lam is above 1, or trace_high above rho_high.
+    """
+    if trace_high > rho_high:
+        raise ConfigError(
+            f"trace_high={trace_high} must not be above rho_high={rho_high} (IMPALA, section 4.1)"
+        )
+    line = Timeline.of(batch)
+    values_N = line.read(_values(batch, "vtrace"))
+    ratio_N = line.read(policy_ratio(batch, "token"))
+    rho_N, trace_N = ratio_N.clamp(max=rho_high), ratio_N.clamp(max=trace_high)
+    going_N = _share("gamma", gamma) * (~line.last_N).double()
+    errors_N = rho_N * (line.rewards_N + going_N * values_N.roll(-1) - values_N)
+    returns_N = values_N + discounted(errors_N, going_N * _share("lam", lam) * trace_N)
+    better_N = rho_N * (line.rewards_N + going_N * returns_N.roll(-1) - values_N)
+    return _estimated(line, better_N, returns_N)
 
 
 def generalised_advantages(

@@ -20,40 +20,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from agentrl.engines.loading import load_critic, scalar_head
 from agentrl.errors import TrainingError
 from agentrl.trainers.algorithms.losses import by_token, keep
 from agentrl.trainers.algorithms.parts import Aggregate, Step, with_options
 from agentrl.trainers.algorithms.timeline import Timeline, discounted
 from agentrl.trainers.batch import TokenBatch, in_parts
-from agentrl.trainers.config import CriticSettings
+from agentrl.trainers.config import Compute, CriticSettings
+from agentrl.trainers.models.value_model import load_value_model, save_value_model, values
 
 FLAT = 1e-6
 """Numbers whose standard deviation is at most this share of their size are one number and rounding
 (float32).
 """
-
-
-def values(critic: torch.nn.Module, batch: TokenBatch) -> Tensor:
-    """V at trained tokens, shape (B, T), zeros elsewhere; float32 (float64 for a float64 critic),
-    with gradient.
-
-    V_t is read from the hidden state in front of token t: the state in which the action t is
-        chosen, which knows
-    nothing of it. Only those states meet the head. Attention is causal and padding is on the right,
-    so no position that is read can see padding and no attention mask is passed.
-
-    Args:
-        critic: see `load_critic`.
-        batch: rows on the critic's device.
-    """
-    model: Any = critic
-    states_BTd = model.base_model(input_ids=batch.ids_BT[:, :-1], use_cache=False).last_hidden_state
-    head = scalar_head(model)
-    values_N = head(states_BTd[batch.mask_BT[:, 1:]].to(head.weight.dtype))[:, 0]
-    return torch.zeros(
-        batch.mask_BT.shape, dtype=values_N.dtype, device=values_N.device
-    ).masked_scatter(batch.mask_BT, values_N)
 
 
 def squared_error(
@@ -230,7 +208,7 @@ class Critic:
     is one number.
 
     Args:
-        model: see `load_critic`.
+        model: see `load_value_model`.
         settings: learning rate, epochs, clipping.
         minibatches: optimizer steps per epoch.
         micro_tokens: padded tokens per forward pass; changes memory and speed, never the gradient.
@@ -254,8 +232,9 @@ class Critic:
         self.micro_tokens = micro_tokens
         self.max_grad_norm = max_grad_norm
         self.aggregate = aggregate
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+            trained, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
 
     def is_pretraining(self, step: int) -> bool:
@@ -289,16 +268,17 @@ class Critic:
             TrainingError: loss or gradient is not a number; no step was taken with it.
         """
         metrics = value_metrics(batch, gamma)
+        self.model.train()  # nothing is dropped out; layers are computed again only in this mode
         history = [
             self._step(mini)
             for mini in batch.minibatches(self.minibatches, seed, self.settings.epochs)
         ]
+        self.model.eval()
         return metrics | _means(history) | {"value/updates": float(len(history))}
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, and the optimizer's state beside the weights."""
-        model: Any = self.model
-        model.save_pretrained(folder)
+        save_value_model(self.model, folder)
         torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
 
     @classmethod
@@ -307,16 +287,25 @@ class Critic:
         folder: Path,
         settings: CriticSettings,
         *,
-        device: torch.device | str = "cpu",
+        start: str | Path = "",
+        compute: Compute | None = None,
         **options: Any,
     ) -> Self:
         """A saved critic, which goes on as if it had never been away; the learning rate is the
         settings'.
 
+        Args:
+            folder: what `save` wrote.
+            settings: as of a new critic.
+            start: what it started from, which adapters need.
+            compute: as `load_value_model` has it; None: the defaults.
+            options: of the constructor.
+
         Raises:
             ConfigError: the folder holds no critic.
         """
-        critic = cls(load_critic(folder, device), settings, **options)
+        model = load_value_model(start or folder, compute or Compute(), folder)
+        critic = cls(model, settings, **options)
         critic.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
         for group in critic.optimizer.param_groups:
             group["lr"] = settings.learning_rate

@@ -49,7 +49,7 @@ def reference_dtype(compute: Compute) -> torch.dtype:
 def equipped(model: Any, compute: Compute, adapter: str | Path | None = None) -> Any:
     """A loaded policy with the adapters, precision and checkpointing of its compute settings."""
     if compute.lora_rank:
-        model = _with_adapter(model, compute, adapter)
+        model = adapted(model, compute, adapter)
     if compute.dtype == "bfloat16":
         in_bfloat16(model)
     if compute.gradient_checkpointing:
@@ -114,7 +114,16 @@ def in_bfloat16(model: Any) -> None:
     model.__class__ = type(kind.__name__, (kind,), changed)
 
 
-def _with_adapter(model: Any, compute: Compute, adapter: str | Path | None) -> Any:
+def adapted(
+    model: Any, compute: Compute, adapter: str | Path | None, task: str = "CAUSAL_LM"
+) -> Any:
+    """The model with LoRA adapters on its linear layers, new ones or those of a folder.
+
+    https://arxiv.org/abs/2106.09685. Only the adapters train.
+
+    Raises:
+        ConfigError: peft is missing.
+    """
     try:
         from peft import LoraConfig, PeftModel, get_peft_model
     except ImportError:
@@ -127,6 +136,6 @@ def _with_adapter(model: Any, compute: Compute, adapter: str | Path | None) -> A
         r=compute.lora_rank,
         lora_alpha=compute.lora_alpha,
         target_modules="all-linear",
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     return get_peft_model(model, settings)

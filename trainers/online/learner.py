@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from agentrl.engines.base import Weights
-from agentrl.engines.loading import load_critic
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.rollout.play import derive_seed
 from agentrl.trainers.algorithms.recipes import recipe
@@ -21,6 +20,7 @@ from agentrl.trainers.models.critic import Critic
 from agentrl.trainers.models.loading import load_policy, reference_of, save_policy
 from agentrl.trainers.models.moe import own_router_loss
 from agentrl.trainers.models.optim import make_optimizer
+from agentrl.trainers.models.value_model import load_value_model
 from agentrl.trainers.models.weights import PolicyWeights
 from agentrl.trainers.observe.updates import Observer, Unwatched, UpdateLog
 from agentrl.trainers.online.adapt import adapt
@@ -196,7 +196,12 @@ class Learner:
             "micro_tokens": config.compute.micro_tokens,
             "max_grad_norm": config.optimizer.max_grad_norm,
         }
-        if found and found.critic:
-            return Critic.load(found.critic, settings, device=self.model.device, **options)
-        model = load_critic(settings.model or policy, self.model.device)
+        saved = found.critic if found else None
+        start = settings.model or (config.model if saved else policy)
+        if saved:
+            where = {"start": start, "compute": config.compute}
+            return Critic.load(saved, settings, **where, **options)
+        with torch.random.fork_rng():  # new adapters are drawn at random
+            torch.manual_seed(self.seed_of("critic adapter") % 2**63)
+            model = load_value_model(start, config.compute)
         return Critic(model, settings, **options)

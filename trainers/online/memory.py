@@ -92,7 +92,7 @@ def plan(
         compute: precision, adapters and checkpointing.
         optimizer: of the policy.
         reference: whether a frozen copy of the policy is held.
-        critic: shape of a second model, which trains in float32 before the policy does.
+        critic: shape of a second model, which trains before the policy does.
     """
     compute = compute or Compute()
     empty = equipped(_empty(policy, policy_dtype(compute)), compute)
@@ -102,10 +102,10 @@ def plan(
     if reference and not compute.lora_rank:
         models["reference"] = _bytes(_empty(policy, reference_dtype(compute)))
     if critic is not None:
-        second = _empty(critic, torch.float32).get_decoder()
+        second = equipped(_empty(critic, policy_dtype(compute)), compute).get_decoder()
         models["critic"] = _bytes(second)
         resident["critic's optimizer"] = 8 * sum(weight.numel() for weight in _trained(second))
-        updates.append(_update(second, critic, Compute(), work))
+        updates.append(_update(second, critic, compute, work))
         gradients.append(_gradients(second))
     sampling = [_sampling(empty, policy, compute, work)] if work.samples else [{}]
     worst = (

@@ -26,6 +26,7 @@ from agentrl.trainers.algorithms.credit import (
     reward_to_go,
     turn_gae,
     turn_level,
+    vtrace,
     whiten,
 )
 from agentrl.trainers.algorithms.parts import needs_of
@@ -132,6 +133,53 @@ def test_the_length_of_length_adaptive_is_the_episodes():
         )
 
 
+def off_policy(log_ratios, **options):
+    """One row of tokens whose policy has moved by these log-ratios since they were sampled."""
+    batch = one_row([0.1, -0.4, 0.0, 1.0], [0.3, 0.2, -0.1, 0.6])
+    moved_BT = batch.old_logprobs_BT + torch.tensor([log_ratios], dtype=torch.float64)
+    return vtrace(replace(batch, proximal_logprobs_BT=moved_BT), **options)
+
+
+def test_vtrace_is_the_papers_sum():
+    """Remark 1 and equation 1 of the paper, term by term."""
+    rewards, values, gamma, lam = [0.1, -0.4, 0.0, 1.0], [0.3, 0.2, -0.1, 0.6], 0.9, 0.7
+    w = [2.0, 0.5, 1.5, 0.25]
+    rho, c = [min(x, 1.2) for x in w], [lam * min(x, 1.0) for x in w]
+    after = [*values[1:], 0.0]
+    delta = [rho[t] * (rewards[t] + gamma * after[t] - values[t]) for t in range(4)]
+    v = [
+        values[s] + sum(gamma ** (t - s) * math.prod(c[s:t]) * delta[t] for t in range(s, 4))
+        for s in range(4)
+    ]
+    gained = [
+        rho[t] * (rewards[t] + gamma * ahead - values[t]) for t, ahead in enumerate([*v[1:], 0.0])
+    ]
+    found = off_policy([math.log(x) for x in w], gamma=gamma, lam=lam, rho_high=1.2)
+    assert found.returns_BT[0].tolist() == pytest.approx(v)
+    assert advantages(found) == pytest.approx(gained)
+
+
+def test_vtrace_on_policy_is_gae_with_lambda_one():
+    found, batch = off_policy([0.0] * 4), one_row([0.1, -0.4, 0.0, 1.0], [0.3, 0.2, -0.1, 0.6])
+    expected = gae(batch, lam=1.0)
+    assert advantages(found) == pytest.approx(advantages(expected))
+    assert torch.allclose(found.returns_BT, expected.returns_BT)
+    shorter = off_policy([0.0] * 4, lam=0.8)
+    assert torch.allclose(shorter.returns_BT, gae(batch, lam=0.8).returns_BT)
+
+
+def test_vtrace_learns_nothing_from_what_the_policy_would_no_longer_do():
+    found = off_policy([0.0, -60.0, 0.0, 0.0])
+    assert advantages(found)[1] == pytest.approx(0, abs=1e-8)
+    assert found.returns_BT[0, 1].item() == pytest.approx(0.2, abs=1e-8), "V itself"
+    assert found.returns_BT[0, 0].item() == pytest.approx(0.1 + 0.2), "no further than that token"
+
+
+def test_vtrace_refuses_a_trace_above_its_weight():
+    with pytest.raises(ConfigError, match=r"trace_high=2\.0 must not be above rho_high=1\.0"):
+        off_policy([0.0] * 4, trace_high=2.0)
+
+
 def test_turn_gae_steps_over_turns():
     rewards, values = [0.0, 0.2, 0.0, 0.1, 0.0, 1.0], [0.3, 9.0, 9.0, 0.4, 9.0, 9.0]
     batch = one_row(rewards, values, [1, 1, 0, 1, 1, 0])
@@ -233,7 +281,10 @@ def test_entropy_shapes_and_never_turns_a_sign():
 # --- no signal, nothing missing, nothing made up
 
 
-ALONE = {"reward_to_go", "gae", "length_adaptive_gae", "turn_gae", "kl_in_reward", "remax"}
+ALONE = {
+    *("reward_to_go", "gae", "length_adaptive_gae", "turn_gae", "vtrace"),
+    *("kl_in_reward", "remax"),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -258,7 +309,7 @@ def test_equal_episodes(name):
         replace(
             batch,
             rewards_BT=None,
-            ref_logprobs_BT=batch.old_logprobs_BT,
+            ref_logprobs_BT=batch.anchor_BT,
             parts_E={"a": batch.reward_E},
         )
     )
@@ -290,6 +341,7 @@ def test_a_round_without_a_trained_token_is_no_error(name):
         (gae, "values_BT"),
         (turn_gae, "values_BT"),
         (length_adaptive_gae, "values_BT"),
+        (vtrace, "values_BT"),
         (gigpo, "state_BT"),
         (kl_in_reward, "ref_logprobs_BT"),
         (entropy_shaped, "entropy_BT"),

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainers.algorithms.credit import gae, length_adaptive_gae
 from agentrl.trainers.algorithms.losses import by_episode, by_token
 from agentrl.trainers.batch import pack
-from agentrl.trainers.config import CriticSettings
+from agentrl.trainers.config import Compute, CriticSettings
 from agentrl.trainers.models.critic import (
     Critic,
     Moments,
@@ -27,8 +27,8 @@ from agentrl.trainers.models.critic import (
     monte_carlo,
     value_loss,
     value_metrics,
-    values,
 )
+from agentrl.trainers.models.value_model import load_value_model, values
 from agentrl.trajectory import Group
 
 TOLD = f"{Path(__file__).parents[2] / 'support/toy_envs.py'}:Told"
@@ -348,6 +348,85 @@ def test_a_loaded_critic_goes_on_as_if_it_had_never_been_away(policy, tmp_path):
     )
     slower = Critic.load(tmp_path / "critic", STEADY.model_copy(update={"learning_rate": 1e-4}))
     assert {settings["lr"] for settings in slower.optimizer.param_groups} == {1e-4}
+
+
+def told(policy, compute, saved=None):
+    """A critic under compute settings; every optimizer step sees all that it trains."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = load_value_model(policy, compute, saved)
+    return Critic(model, STEADY, minibatches=2)
+
+
+@pytest.mark.bit_equal
+@pytest.mark.parametrize(
+    "compute",
+    [
+        Compute(lora_rank=4),
+        Compute(dtype="bfloat16"),
+        Compute(dtype="bfloat16", lora_rank=4, gradient_checkpointing=True),
+    ],
+    ids=["adapters", "bfloat16", "all"],
+)
+def test_a_loaded_critic_goes_on_under_every_compute_setting(policy, tmp_path, compute):
+    batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
+
+    def rounds(critic, steps):
+        return [critic.fit(gae(critic.predict(batch), lam=0.9), step) for step in steps]
+
+    expected, first = rounds(told(policy, compute), range(4)), told(policy, compute)
+    begun = rounds(first, range(2))
+    assert begun[0]["value/loss"] > begun[1]["value/loss"] > 0
+    first.save(tmp_path / "critic")
+    where = {"start": policy, "compute": compute}
+    second = Critic.load(tmp_path / "critic", STEADY, **where, minibatches=2)
+    assert begun + rounds(second, range(2, 4)) == expected
+    plain = values(load_critic(tmp_path / "critic"), batch)  # what anybody loads
+    gap = 0.02 if compute.dtype == "bfloat16" else 1e-6
+    assert torch.allclose(plain, first.predict(batch).values_BT, atol=gap) and plain.any()
+
+
+def test_a_critic_with_adapters_trains_them_and_its_head_alone(policy):
+    critic = told(policy, Compute(lora_rank=4, dtype="bfloat16"))
+    before = {name: weight.clone() for name, weight in critic.model.named_parameters()}
+    batch = batch_of(group(1.0, 0.0, 0.5, 1.0))
+    for step in range(3):
+        critic.fit(gae(critic.predict(batch), lam=0.9), step)
+    after = dict(critic.model.named_parameters())
+    moved = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert moved == {name for name, weight in after.items() if weight.requires_grad}
+    assert all("lora_" in name or "score" in name for name in moved) and len(moved) > 2
+    frozen = {weight.dtype for name, weight in after.items() if name not in moved}
+    assert frozen == {torch.bfloat16} and scalar_head(critic.model).weight.dtype == torch.float32
+    state = critic.optimizer.state_dict()["state"]
+    assert len(state) == len(moved), "moments of what trains, and of nothing else"
+
+
+def test_checkpointing_computes_each_layer_twice_and_changes_no_number(policy):
+    batch = learned(batch_of(group(1.0, 0.0, 0.5)))
+    found, seen = [], []
+    for checkpointing in (False, True):
+        critic = told(policy, Compute(gradient_checkpointing=checkpointing))
+        calls = []
+        layer = critic.model.base_model.layers[0].mlp
+        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        found.append((critic.fit(batch, 0), *critic.model.parameters()))
+        seen.append(len(calls))
+        assert not critic.model.training
+    assert seen[1] == 2 * seen[0]
+    assert found[0][0] == pytest.approx(found[1][0])
+    pairs = zip(found[0][1:], found[1][1:], strict=True)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
+
+
+def test_a_critic_drops_nothing_out_whatever_the_folder_says(tmp_path):
+    model = tiny_model()
+    model.config.attention_dropout = 0.9
+    model.save_pretrained(tmp_path / "policy")
+    critic = load_value_model(tmp_path / "policy", Compute()).train()
+    torch.nn.init.normal_(scalar_head(critic).weight)
+    batch = batch_of(group(1.0, 0.0))
+    assert torch.equal(values(critic, batch), values(critic, batch))
 
 
 def test_a_loss_that_is_no_number_stops_before_the_step(policy):

@@ -77,6 +77,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path, stop):
     assert run(settings(model, {"warmup": 2}), tmp_path / "b" / "x", resume=True) == whole
 
 
+@pytest.mark.bit_equal
+def test_a_run_whose_critic_has_adapters_resumes_and_takes_vtrace(model, tmp_path):
+    compute = {"lora_rank": 4, "dtype": "bfloat16", "gradient_checkpointing": True}
+    config = settings(model, steps=2, compute=compute)
+    loss = {**config.loss, "credit": ["vtrace", {"name": "whiten"}]}
+    config = config.model_copy(update={"loss": loss})
+    whole = run(config, tmp_path / "a" / "x")
+    run(config.model_copy(update={"steps": 1}), tmp_path / "b" / "x")
+    assert run(config, tmp_path / "b" / "x", resume=True) == whole
+    assert (tmp_path / "a/x/checkpoints/step_2/critic/adapter").is_dir()
+    assert load_critic(tmp_path / "a/x/checkpoints/step_2/critic")
+
+
 def test_a_critic_whose_loss_is_no_number_stops_the_run_and_the_batch_is_kept(model, tmp_path):
     with Run(settings(model), tmp_path / "run") as opened:
         with torch.no_grad():

@@ -38,6 +38,7 @@ from agentrl.trainers.algorithms.credit import (
     reward_to_go,
     turn_gae,
     turn_level,
+    vtrace,
     whiten,
 )
 from agentrl.trainers.algorithms.losses import (
@@ -127,7 +128,7 @@ PLACES: dict[str, dict[str, Callable[..., Any]]] = {
     "credit": _named(
         *map(over_groups, (grpo, dr_grpo, rloo, maxrl, mgpo, pass_at_k)),
         *(reinforce, remax, by_length, gdpo, optimal_baseline),
-        *(reward_to_go, gae, length_adaptive_gae, turn_gae, turn_level, gigpo),
+        *(reward_to_go, gae, length_adaptive_gae, turn_gae, vtrace, turn_level, gigpo),
         *(whiten, *ADDABLE["credit"]),
     ),
     "surrogate": dict(SURROGATES),
