@@ -206,8 +206,8 @@ def load_critic(path: str | Path, device: torch.device | str = "cpu") -> PreTrai
     It is the backbone with a head of one label per token (`AutoModelForTokenClassification`), in
     float32 whatever the folder's precision: steps of a usual learning rate are smaller than
     bfloat16 can hold. Nothing in its backbone is dropped out, whatever the folder says. A head that
-    the folder lacks starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its reward for the conversation so far. The global random state is
-    left alone.
+    the folder lacks starts at zero: from a policy, V = 0 everywhere. From a reward model, V is its
+    reward for the conversation so far. The global random state is left alone.
 
     Raises:
         ConfigError: there is no such folder, no model in it that can be loaded, or one whose head
