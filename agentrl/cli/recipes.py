@@ -46,6 +46,15 @@ def _sheet(found: dict[str, Any]) -> Iterator[str]:
     yield "settings of the recipe"
     yield from _options(found["settings"])
     yield ""
+    yield "takes on, when one of their options is set"
+    for part in found["additions"]:
+        said = ", ".join(f"{one['name']} = {one['default']}" for one in part["options"])
+        yield f"    {part['name']:<25} {said}"
+    yield ""
+    yield 'other parts by name, as in credit = ["gae", "whiten"]'
+    for place, names in found["exchanges"].items():
+        yield f"    {place:<13} {', '.join(names)}"
+    yield ""
     yield f"reads: {', '.join(found['needs']) or 'tokens and outcomes'}"
     yield ""
     yield "differs from its paper" if found["deviations"] else "differs in nothing that is known"

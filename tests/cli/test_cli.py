@@ -3,6 +3,7 @@ traceback.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from helpers import children, last_json, make_task, process, run_cli, tiny_model
 from agentrl.cli import app as cli
 from agentrl.cli import train as train_command
 from agentrl.records.taskfile import write_tasks
+from agentrl.trainers.algorithms.catalogue.places import PLACES, label
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 
 ENV = """
@@ -323,6 +325,14 @@ def test_a_recipe_says_all_that_can_be_set(run, name):
     assert bool(critic) == ("critic" in recipe(name).needs)
     for one in (*found["settings"], *(one for part in found["parts"] for one in part["options"])):
         assert f"{one['name']} " in out and one["type"] in out
+    for part in found["additions"]:  # each option reaches its part, in any recipe
+        given = {one["name"]: one["default"] or 0.5 for one in part["options"]}
+        given = {key: math.inf if value == "inf" else value for key, value in given.items()}
+        there = getattr(recipe(name, **given), part["place"])
+        assert part["name"] in out and part["name"] in map(label, there)
+    for place, names in found["exchanges"].items():
+        assert all(f" {other}" in out for other in names) and names == list(dict.fromkeys(names))
+        assert set(names) < PLACES[place].keys()
     for one in found["deviations"]:
         assert one["differs"] in out and one["why"] in out and one["settings"] in out
 

@@ -135,6 +135,8 @@ def describe(row: dict[str, Any], steps: int) -> str:
     shown = (
         ("reward/mean", "reward {:.3f}"),
         ("groups/no_signal", "no signal {:.0%}"),
+        ("refill/episodes", "refilled {:.0f}"),
+        ("refill/thrown_share", "thrown away {:.0%}"),
         ("value/explained_variance", "explained {:.2f}"),
         ("policy/entropy", "entropy {:.3f}"),
         ("policy/kl", "kl {:.4f}"),

@@ -84,7 +84,11 @@ WRONG = [
     ({"surrogate": ["ppo_clip"]}, "surrogate=['ppo_clip'] must be a name or a table"),
     ({"surrogate": "simko"}, "put select_forks among the corrections"),
     ({"aggregate": {"name": "constant", "norm_tokens": 0.5}}, "aggregate.norm_tokens=0.5 must be"),
-    ({"aggregate": {"name": "token", "norm_tokens": 5}}, "token has no options"),
+    (
+        {"aggregate": {"name": "token", "norm_tokens": 5}},
+        "that is an option of constant, not of token: leave it out where that is named",
+    ),
+    ({"aggregate": {"name": "token", "tokens": 5}}, "token has no options"),
     ({"corrections": {"tis_high": 2.0}}, "corrections={'tis_high': 2.0} says no name"),
     (
         {"regularisers": [{"name": "kl_penalty", "kl_coef": coef} for coef in (0.1, 0.2)]},

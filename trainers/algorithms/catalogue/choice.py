@@ -68,7 +68,7 @@ def _part(place: str, own: dict[str, Part], row: Any) -> tuple[Part, dict[str, A
     part = entry(settings.pop("name", next(iter(own), "")), table, place)
     for key, value in settings.items():
         if key not in options(part):
-            raise ConfigError(_no_option(f"{place}.{key}={value!r}", key, part))
+            raise ConfigError(_no_option(f"{place}.{key}={value!r}", key, part, table))
     try:
         made = with_options(part, settings)
     except ConfigError as error:
@@ -81,9 +81,15 @@ def _part(place: str, own: dict[str, Part], row: Any) -> tuple[Part, dict[str, A
     return made, settings
 
 
-def _no_option(said: str, key: str, part: Part) -> str:
+def _no_option(said: str, key: str, part: Part, table: Mapping[str, Part]) -> str:
     """Why a part does not take an option."""
     known = options(part)
+    owners = [name for name, other in table.items() if key in options(other)]
+    if owners:
+        return (
+            f"{said}: that is an option of {' and '.join(owners)}, not of {label(part)}: leave it"
+            " out where that is named"
+        )
     if not known:
         return f"{said}: {label(part)} has no options"
     hint = peer_hint(key) or f"did you mean {nearest(key, known)!r}?"

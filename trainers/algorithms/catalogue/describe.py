@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.trainers.algorithms.catalogue.deviations import DEVIATIONS
-from agentrl.trainers.algorithms.catalogue.places import PLACES, label
+from agentrl.trainers.algorithms.catalogue.places import ADDABLE, PLACES, label
 from agentrl.trainers.algorithms.parts import function_of, options
 from agentrl.trainers.algorithms.recipe import LISTS, Recipe
 from agentrl.trainers.algorithms.recipes import OWN, RECIPES, recipe
@@ -40,32 +40,46 @@ def recipe_sheet(name: str) -> dict[str, Any]:
 
     Returns:
         name, paper, parts (each with place, name, formula and options), settings (those that belong
-        to no part), needs and deviations. An option has name, type and default; a deviation has
-        name, differs, why and the settings that give the paper's form, as a file has them.
+        to no part), needs and deviations; additions: parts that it takes on when one of their
+        options is set; exchanges: place -> names of parts that can stand there instead. An option
+        has name, type and default; a deviation has name, differs, why and the settings that give
+        the paper's form, as a file has them.
 
     Raises:
         ConfigError: there is no such recipe.
     """
     row = recipe(name)
+    own = {place: {label(part) for part in _parts(row, place)} for place in PLACES}
     return {
         "name": row.name,
         "paper": row.paper,
-        "parts": [
-            {
-                "place": place,
-                "name": label(part),
-                "formula": _formula(part),
-                "options": [_option(*one) for one in options(part).items()],
-            }
-            for place in PLACES
-            for part in _parts(row, place)
+        "parts": [_part(place, part) for place in PLACES for part in _parts(row, place)],
+        "additions": [
+            _part(place, part)
+            for place, parts in ADDABLE.items()
+            for part in parts
+            if label(part) not in own[place]
+            and not (place == "before" and "parts" in row.needs)  # it would change nothing
         ],
+        "exchanges": {
+            place: [one for one in known if one not in own[place]]
+            for place, known in PLACES.items()
+        },
         "settings": [_option(name, value) for name, value in _settings(row)],
         "needs": sorted(row.needs),
         "deviations": [
             asdict(one) | {"settings": written(one.settings)}
             for one in DEVIATIONS.get(row.name, ())
         ],
+    }
+
+
+def _part(place: str, part: Callable[..., Any]) -> dict[str, Any]:
+    return {
+        "place": place,
+        "name": label(part),
+        "formula": _formula(part),
+        "options": [_option(*one) for one in options(part).items()],
     }
 
 
