@@ -1,228 +1,181 @@
-"""Does every recipe train? calc-v0 on the CPU, from one warm start, the same rounds and learning
-rate for all.
+"""Which recipe learns more from the same episodes? Warm starts, runs and tasks are all drawn anew.
 
-`python -m benchmarks.experiments.recipes [--folder DIR] [--seeds 0,1,2] [--recipes grpo,ppo]
-[--rounds 40]` plays what is missing in the folder (it can be stopped and gone on with), then prints
-the table of docs/benchmarks.md. Several processes may share a folder. Per recipe and over all
-seeds: held-out pass@1 after the last round
-    with its 95 % interval
-(bootstrap over tasks), entropy, tokens of wrong answers, and the critic's explained variance where
-there is one.
+`python -m benchmarks.experiments.recipes [--folder DIR] [--env calc-v0] [--recipes grpo,ppo]
+[--starts 0,1,2,3] [--seeds 0,1] [--rounds 40]` tunes the learning rate of each recipe on a warm
+start and seeds of their own, plays what is missing in the folder, and prints the table of
+docs/benchmarks.md. It can be stopped and gone on with; `--table` only prints. Several processes may
+share a folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
-import time
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import numpy as np
 import torch
 
-from agentrl.evaluation.passk import summarize
-from agentrl.records.files import read_episodes, write_json_atomic
-from agentrl.trainers.algorithms.recipes import RECIPES
-from agentrl.trainers.config import check_config
-from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.online.loop import TrainingError, train
-from agentrl.trainers.online.run import Run
+from benchmarks.experiments.recipe_runs import PLANS, ROUNDS, Job, Result, play, results
 
-PLAN = DemoPlan(
-    env="calc-v0",
-    knobs=(("operations", 1), ("largest", 99)),
-    demonstrations=512,
-    vocab_size=300,
-    width=96,
-    context=256,
-    sft_steps=56,
-    sft_more=4,
-    sft_until=0.3,
-    rounds=40,
-    tasks_per_step=16,
-    group_size=8,
-    learning_rate=3e-4,
-    minibatches=4,
-    practice=128,
-    held_out=256,
+TEN = (
+    *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"),
+    *("reinforce++", "reinforce++_baseline", "ppo", "maxrl"),
 )
-CRITIC = {"learning_rate": 3e-3, "epochs": 4, "warmup": 5}
-"""Of the recipes that have one: so small a model learns little at the default rate, and VAPO waits
-for 50 rounds.
-"""
-EXPLAINED = "value/lambda_explained_variance"
-"""What the table has; what a critic explains of the outcomes is `value/explained_variance`."""
-TERMS = f"{Path(__file__).parent / 'calc_terms.py'}:CalcTerms"
-EXTRA: dict[str, dict[str, Any]] = {
-    "dapo (plain clip)": {"recipe": "dapo", "loss": {"clip_high": 0.2}},
-    "remax (slower)": {"recipe": "remax", "loss": {}, "learning_rate": 1e-4, "minibatches": 1},
-}
-"""Rows beside the recipes, each a comparison that the table's text draws."""
+RATES = (1e-4, 3e-4, 1e-3)
+TUNED_ON = (100, (100, 101))
+"""The warm start and the seeds on which rates are chosen; no row of the table has them."""
+DRAWS = 4000
+
+ByStart = Mapping[int, Sequence[np.ndarray]]
+"""Warm start -> for each of its runs, whether each held-out task passed."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One recipe over all seeds."""
+def drawn_means(found: Mapping[str, ByStart], draws: int, seed: int) -> dict[str, np.ndarray]:
+    """Recipe -> means of pass@1 over warm starts, runs of each, and tasks of each, all drawn with
+    replacement (draws,).
 
-    name: str
-    pass_at_1: float
-    low: float
-    high: float
-    by_seed: tuple[float, ...]
-    entropy: float
-    wrong_tokens: float
-    explained: float | None
-    seconds: float
-
-
-def warm_start(folder: Path) -> dict[str, Any]:
-    """The settings that all runs share; the model is made once."""
-    shared = folder / "shared.json"
-    if not shared.exists():
-        config = prepare_demo(PLAN, 0, "auto", folder / "warm")
-        write_json_atomic(shared, config.model_dump(mode="json"))
-    row: dict[str, Any] = json.loads(shared.read_text())
-    return row
+    A hierarchical bootstrap (Davison and Hinkley 1997, section 3.8): an interval from it is for
+    other warm starts and other runs as well as other tasks. The same warm starts and tasks are
+    drawn for all recipes, so that differences of two are paired; runs are each recipe's own.
+    """
+    chance = np.random.default_rng(seed)
+    starts = sorted(set.intersection(*(set(one) for one in found.values())))
+    tasks = {start: len(next(iter(found.values()))[start][0]) for start in starts}
+    means = {name: np.zeros(draws) for name in found}
+    for draw in range(draws):
+        for start in map(int, chance.choice(starts, len(starts))):
+            drawn = chance.integers(tasks[start], size=tasks[start])
+            for name, rows in found.items():
+                runs = rows[start]
+                picked = [runs[one] for one in chance.integers(len(runs), size=len(runs))]
+                means[name][draw] += np.mean([run[drawn].mean() for run in picked]) / len(starts)
+    return means
 
 
-def place(folder: Path, name: str) -> Path:
-    """Where the runs of a row are."""
-    return folder / "".join(
-        letter if letter.isalnum() or letter in "_+" else "-" for letter in name
-    )
+def by_start(found: Sequence[Result]) -> ByStart:
+    """The outcomes of runs, by their warm start."""
+    rows = defaultdict[int, list[np.ndarray]](list)
+    for one in found:
+        rows[one.job.start].append(np.array(list(one.passed.values()), float))
+    return rows
 
 
-def settings_of(name: str) -> dict[str, Any]:
-    """What a recipe needs beside its name."""
-    loss: dict[str, Any] = {"critic": CRITIC} if "critic" in RECIPES[name].needs else {}
-    if name == "vapo":
-        loss["length_alpha"] = (
-            1.0  # the paper's 0.05 is for thousands of tokens: λ is 0 below twenty
-        )
-    row = {"recipe": name, "loss": loss} | ({"env": TERMS} if name == "gdpo" else {})
-    return row | ({"minibatches": 1} if RECIPES[name].one_step else {})
+def interval(means: np.ndarray) -> tuple[float, float]:
+    """The middle 95 %."""
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
 
 
-def play(folder: Path, shared: dict[str, Any], name: str, seed: int, rounds: int) -> None:
-    """One run, unless the folder has it."""
-    run_folder = place(folder, name) / str(seed)
-    try:
-        run_folder.mkdir(parents=True)
-    except FileExistsError:
-        return  # done, or another process is at it
-    own = EXTRA.get(name) or settings_of(name)
-    # The demo's own settings of the loss are no recipe's: each recipe is taken as its row says.
-    changes = {
-        "seed": seed,
-        "steps": rounds,
-        "eval_every": rounds,
-        "deterministic": True,
-        "schedule": {"warmup": 4},
+def best_rates(found: Sequence[Result]) -> dict[str, float]:
+    """Recipe -> the rate with the highest mean pass@1 of the runs on which rates are tuned; a run
+    that stopped early counts with what it had.
+    """
+    tried = defaultdict[tuple[str, float], list[float]](list)
+    for one in found:
+        if one.job.start == TUNED_ON[0]:
+            tried[one.job.recipe, one.job.rate].append(one.pass_at_1)
+    best = dict[str, float]()
+    for (recipe, rate), values in sorted(tried.items(), key=lambda item: fmean(item[1])):
+        if len(values) == len(TUNED_ON[1]):
+            best[recipe] = rate
+    return best
+
+
+def table(found: Sequence[Result], rates: Mapping[str, float]) -> str:
+    """One row per recipe in Markdown, best first, and which of them can be told apart."""
+    rows = {
+        name: [
+            one
+            for one in found
+            if one.job.recipe == name and one.job.start != TUNED_ON[0] and one.job.rate == rate
+        ]
+        for name, rate in rates.items()
     }
-    config = check_config({**shared, **changes, **own}, "recipes")
-    started = time.monotonic()
-    with Run(config, run_folder / "run") as run:
-        try:
-            train(run)
-            stopped = ""
-        except TrainingError as error:
-            stopped = str(error)
-        rows = run.folder.history()
-    result = {
-        "name": name,
-        "seed": seed,
-        "seconds": time.monotonic() - started,
-        "stopped": stopped,
-        "rows": rows,
-    }
-    write_json_atomic(run_folder / "result.json", result)
-
-
-def collect(folder: Path, name: str) -> Row | None:
-    """What the runs of a recipe came to."""
-    found = [
-        json.loads(path.read_text()) for path in sorted(place(folder, name).glob("*/result.json"))
-    ]
-    found = [result for result in found if not result["stopped"]]
-    if not found:
-        return None
-    episodes = [
-        episode
-        for result in found
-        for episode in read_episodes(
-            place(folder, name) / str(result["seed"]) / "run/episodes.jsonl"
-        ).values()
-        if episode.key.phase == "eval" and episode.key.step > 0
-    ]
-    whole = summarize(episodes, (1,))
-    last = [row for result in found for row in result["rows"][-5:]]
-    wrong = [episode.counts.sampled_tokens for episode in episodes if not episode.passed]
-    explained = [row[EXPLAINED] for row in last if EXPLAINED in row]
-    return Row(
-        name,
-        float(whole["pass_at"]["1"]),
-        *(float(x) for x in whole["ci95"]["1"]),
-        tuple(result["rows"][-1]["eval/pass_at_1"] for result in found),
-        fmean(row["policy/entropy"] for row in last if "policy/entropy" in row),
-        fmean(wrong) if wrong else 0.0,
-        fmean(explained) if explained else None,
-        fmean(result["seconds"] for result in found),
-    )
-
-
-def stops(folder: Path) -> list[str]:
-    """The runs that could not go on, in words."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*/result.json"))]
-    return [
-        f"- `{one['name']}`, seed {one['seed']}, round {one['rows'][-1]['step']}: {one['stopped']}"
-        for one in found
-        if one["stopped"]
-    ]
-
-
-def table(rows: list[Row]) -> str:
-    """The rows in Markdown, best first."""
+    rows = {name: runs for name, runs in rows.items() if runs}
+    if not rows:
+        return "no recipe has all of its runs yet"
+    means = drawn_means({name: by_start(runs) for name, runs in rows.items()}, DRAWS, 0)
+    order = sorted(rows, key=lambda name: -fmean(one.pass_at_1 for one in rows[name]))
     lines = [
-        (
-            "| recipe | held-out pass@1 | 95 % | by seed | entropy | tokens of wrong answers |"
-            " explained variance | s |"
-        ),
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| recipe | rate | runs | pass@1 | 95 % | runs from, to | episodes | rounds clipped |"
+        " entropy passed, failed | tokens failed | stopped |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in sorted(rows, key=lambda row: -row.pass_at_1):
-        seeds = " ".join(f"{value:.3f}" for value in row.by_seed)
-        explained = "–" if row.explained is None else f"{row.explained:.2f}"
-        lines.append(
-            f"| `{row.name}` | {row.pass_at_1:.3f} | {row.low:.3f}–{row.high:.3f} | {seeds} |"
-            f" {row.entropy:.3f} | {row.wrong_tokens:.1f} | {explained} | {row.seconds:.0f} |"
-        )
-    return "\n".join(lines)
+    for name in order:
+        lines.append(_row(name, rates[name], rows[name], interval(means[name])))
+    return "\n".join([*lines, "", *_apart(order, means)])
+
+
+def _row(name: str, rate: float, runs: Sequence[Result], ci95: tuple[float, float]) -> str:
+    values = sorted(one.pass_at_1 for one in runs)
+    surprise = [
+        _mean([getattr(one, f"surprise_{kind}") for one in runs]) for kind in ("passed", "failed")
+    ]
+    return (
+        f"| `{name}` | {rate:g} | {len(runs)} | {fmean(values):.3f} | {ci95[0]:.3f}–{ci95[1]:.3f} |"
+        f" {values[0]:.3f}, {values[-1]:.3f} | {fmean(one.episodes for one in runs):.0f} |"
+        f" {fmean(one.clipped for one in runs):.0%} | {', '.join(surprise)} |"
+        f" {_mean([one.failed_tokens for one in runs])} |"
+        f" {sum(bool(one.stopped) for one in runs)} |"
+    )
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    there = [value for value in values if value is not None]
+    return f"{fmean(there):.2f}" if there else "–"
+
+
+def _apart(order: Sequence[str], means: Mapping[str, np.ndarray]) -> list[str]:
+    """Pairs whose difference has an interval without 0; all others cannot be told apart."""
+    lines, pairs = ["Told apart (95 % interval of the difference without 0):"], 0
+    for place, better in enumerate(order):
+        for worse in order[place + 1 :]:
+            pairs += 1
+            low, high = interval(means[better] - means[worse])
+            if low > 0:
+                lines.append(f"- `{better}` above `{worse}`: {low:+.3f} to {high:+.3f}")
+    said = f"{len(lines) - 1} of {pairs} pairs; no correction for so many comparisons."
+    return [*lines, "", said]
 
 
 def main() -> None:
-    """Play what is missing, then print the table."""
+    """Tune, play what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/recipes"))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--recipes", default="")
-    parser.add_argument("--rounds", type=int, default=PLAN.rounds)
+    parser.add_argument("--env", default="calc-v0", choices=PLANS)
+    parser.add_argument("--recipes", default=",".join(TEN))
+    parser.add_argument("--starts", default="0,1,2,3")
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    names = given.recipes.split(",") if given.recipes else [*RECIPES, *EXTRA]
-    shared = warm_start(given.folder)
-    for half in given.folder.glob("*/[0-9]*/"):
-        if not (half / "result.json").exists() and time.time() - half.stat().st_mtime > 1800:
-            shutil.rmtree(half)
-    for seed in map(int, given.seeds.split(",")):
-        for name in names:
-            play(given.folder, shared, name, seed, given.rounds)
-            print(f"{name} seed {seed} is there or in work", flush=True)
-    print(table([row for name in names if (row := collect(given.folder, name))]))
-    print("\n".join(["", "Stopped:", *stops(given.folder)]))
+    names = given.recipes.split(",")
+    if not given.table:
+        start, seeds = TUNED_ON
+        for seed in seeds:
+            for name in names:
+                for rate in RATES:
+                    _say(given.folder, Job(given.env, name, start, seed, rate), given.rounds)
+    found = [one for one in results(given.folder) if one.job.env == given.env]
+    rates = best_rates(found)
+    if not given.table:
+        for seed in map(int, given.seeds.split(",")):
+            for start in map(int, given.starts.split(",")):
+                for name in (name for name in names if name in rates):
+                    job = Job(given.env, name, start, seed, rates[name])
+                    _say(given.folder, job, given.rounds)
+        found = [one for one in results(given.folder) if one.job.env == given.env]
+    print(table(found, rates))
+
+
+def _say(folder: Path, job: Job, rounds: int) -> None:
+    play(folder, job, rounds)
+    print(f"{job.recipe} start {job.start} seed {job.seed} rate {job.rate:g}: there", flush=True)
 
 
 if __name__ == "__main__":
