@@ -199,8 +199,7 @@ class Learner:
         saved = found.critic if found else None
         start = settings.model or (config.model if saved else policy)
         if saved:
-            where = {"start": start, "compute": config.compute}
-            return Critic.load(saved, settings, **where, **options)
+            return Critic.load(saved, settings, start=start, compute=config.compute, **options)
         with torch.random.fork_rng():  # new adapters are drawn at random
             torch.manual_seed(self.seed_of("critic adapter") % 2**63)
             model = load_value_model(start, config.compute)
