@@ -293,7 +293,7 @@ def objective(name: str, options: Mapping[str, float]) -> tuple[Objective, dict[
         raise ConfigError(f"loss.beta={merged['beta']} must be above 0")
     if not 0 <= merged.get("label_smoothing", 0.0) < 0.5:
         raise ConfigError(
-            f"loss.label_smoothing={merged['label_smoothing']} must be from 0 to under 0.5: at half,"
-            " labels say nothing"
+            f"loss.label_smoothing={merged['label_smoothing']} must be from 0 to under 0.5: at"
+            " half, labels say nothing"
         )
     return found, merged

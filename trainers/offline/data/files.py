@@ -98,7 +98,8 @@ def read_examples(
         UserError: rows are bad, or no example of the kind is left.
         ConfigError: there is no such file.
     """
-    counts, found, seen = Counts(), [], set[str]()
+    counts, seen = Counts(), set[str]()
+    found: list[Any] = []
     for path in map(Path, paths):
         problems = Problems(path.name)
         examples = list(_examples(path, kind, problems, counts))
@@ -106,7 +107,7 @@ def read_examples(
             problems.refuse()
         elif problems:
             counts.skipped.append(problems.sentence())
-        served = list(_AS_KIND[kind](examples))
+        served: list[Any] = list(_AS_KIND[kind](examples))
         counts.of_other_kind += 0 if served else len(examples)
         for one in served:
             key = repr(one)

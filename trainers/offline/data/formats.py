@@ -3,10 +3,10 @@
 | form | keys |
 | --- | --- |
 | messages, ShareGPT | `messages` or `conversations`, with `role`/`content` or `from`/`value` |
-| question and answer | `prompt` or `instruction` (+ `input`), and `response`, `completion` or `output` |
+| question, answer | `prompt` or `instruction` (+ `input`); `response`, `completion` or `output` |
 | pair | `chosen`, `rejected`, and a prompt; without one, both begin with it (HH text, messages) |
-| choice | two numbered responses, and a `label` or votes (`annotator1` …) that name the better one |
-| label | a conversation or a question and answer, and a `label` that is true or false |
+| choice | two numbered responses, and a `label` or votes (`annotator1` …) for the better one |
+| label | a conversation or a question and answer, and a `label`: true or false |
 | ratings | a prompt and a list of `responses` or `completions`, each with a number |
 """
 
@@ -180,10 +180,10 @@ def _whole(row: Row) -> Messages:
     for name in ("messages", "conversations"):
         if name in row:
             return messages_of(row[name], "user")
-    name = next((name for name in _ANSWERS if name in row), None)
-    if name is None:
+    answer = next((name for name in _ANSWERS if name in row), None)
+    if answer is None:
         raise ValueError(f"no form of data is known with the keys {', '.join(sorted(row))}")
-    return _prompt_of(row) + messages_of(row[name], "assistant")
+    return _prompt_of(row) + messages_of(row[answer], "assistant")
 
 
 def _prompt_of(row: Row) -> Messages:

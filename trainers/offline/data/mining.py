@@ -1,6 +1,8 @@
-"""Pairs and labels from recorded episodes: of one task, those that passed against those that failed.
+"""Pairs and labels from recorded episodes: of one task, those that passed against those that
+failed.
 
-The tokens stay as they were sampled, and the mask is the trajectory's own: observations never train.
+The tokens stay as they were sampled, and the mask is the trajectory's own: observations never
+train.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What offline training learns from, as conversations: one response, two responses, a judged one."""
+"""What offline training learns from, as conversations: one response, two of them, a judged one."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Lengths:
 
 
 def response_row(chat: Chat, prompt: Messages, response: Response) -> TokenRow:
-    """The row of one response: recorded tokens as they are, else what the policy would have sampled.
+    """The row of one response: its recorded tokens, else those that the policy would have sampled.
 
     Only the response trains: assistant messages of the prompt are context.
     """
