@@ -7,6 +7,7 @@ mask 0: no loss reads them.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,8 @@ def aligner(
     from datasets import Dataset
 
     common = arguments(settings, plan, scratch)
-    table = Dataset.from_list(list(map(plain_row, rows)))
+    order = random.Random(settings.seed).sample(range(len(rows)), len(rows))
+    table = Dataset.from_list([plain_row(rows[at]) for at in order])
     pad_id = parts.tokenizer.pad_token_id or 0
     given: dict[str, Any] = {
         "model": parts.model,
@@ -88,7 +90,8 @@ def aligner(
     from trl import DPOConfig, KTOConfig
 
     if objective.loss is None:
-        kto = KTOConfig(**common, **theirs, max_length=None, train_sampling_strategy="random")
+        # TRL insists on this order, so that a row keeps its neighbours: the rows come shuffled.
+        kto = KTOConfig(**common, **theirs, max_length=None, train_sampling_strategy="sequential")
         collate = partial(label_batch, pad_id=pad_id)
         return token_exact("KTOTrainer")(args=kto, data_collator=collate, **given)
     dpo = DPOConfig(**common, **theirs, max_length=None)

@@ -215,7 +215,7 @@ def _labelled(work: Work, reference: Any, model: Any) -> dict[str, Any]:
 
 
 def _save_aligned(model: Any, folder: Path) -> None:
-    if hasattr(model, "delete_adapter") and "ref" in model.peft_config:
+    if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")  # TRL's copy of the adapter that training began with
     save_policy(model, folder)
 

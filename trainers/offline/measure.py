@@ -87,8 +87,9 @@ def data_signs(rows: Sequence[PairRow], beta: float | None) -> Iterator[str]:
         yield f"{alike:.0%} of pairs share over 90% of their tokens: chosen and rejected are alike"
     lengths = [(sum(row.chosen.mask), sum(row.rejected.mask)) for row in rows]
     longer = [(m > n) for m, n in lengths if m != n]
-    if len(longer) >= 20 and not 0.3 <= (share := sum(longer) / len(longer)) <= 0.7:
-        means = fmean(m for m, _ in lengths), fmean(n for _, n in lengths)
+    means = fmean(m for m, _ in lengths), fmean(n for _, n in lengths)
+    share = sum(longer) / len(longer) if len(longer) >= 20 else 0.5
+    if not 0.3 <= share <= 0.7 and max(means) > 1.2 * min(means):
         yield (
             f"the chosen response is the longer one in {share:.0%} of pairs (means"
             f" {means[0]:.0f} and {means[1]:.0f} tokens): length may be learnt; compare"

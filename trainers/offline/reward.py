@@ -77,6 +77,7 @@ def reward_trainer(
 ) -> tuple[Any, Plan]:
     """TRL's reward trainer on our rows; each head of an ensemble sees its own draw of the pairs."""
     from datasets import Dataset
+    from transformers import TrainingArguments
     from trl import RewardConfig, RewardTrainer
 
     plan = Plan.of(settings, len(rows))
@@ -93,21 +94,17 @@ def reward_trainer(
             for row, weights in zip(rows, drawn, strict=True)
         ]
     )
-    config = RewardConfig(
-        **arguments(settings, plan, scratch),
-        max_length=None,
-        center_rewards_coefficient=settings.reward.center or None,
-    )
-    kind: Any = RewardTrainer if heads == 1 else _ensemble_trainer()
-    trainer = kind(
-        model=model,
-        args=config,
-        train_dataset=table,
-        processing_class=tokenizer,
-        data_collator=partial(reward_batch, pad_id=tokenizer.pad_token_id, heads=heads),
-        optimizers=optimizers(settings, model, plan.steps),
-    )
-    return trainer, plan
+    given = {
+        "model": model,
+        "train_dataset": table,
+        "data_collator": partial(reward_batch, pad_id=tokenizer.pad_token_id, heads=heads),
+        "optimizers": optimizers(settings, model, plan.steps),
+    }
+    common, center = arguments(settings, plan, scratch), settings.reward.center
+    if heads > 1:
+        return _ensemble_trainer(center)(args=TrainingArguments(**common), **given), plan
+    config = RewardConfig(**common, max_length=None, center_rewards_coefficient=center or None)
+    return RewardTrainer(args=config, processing_class=tokenizer, **given), plan
 
 
 def _draws(rows: int, heads: int, seed: int) -> list[list[float]]:
@@ -122,20 +119,18 @@ def _draws(rows: int, heads: int, seed: int) -> list[list[float]]:
     return found.T.tolist()
 
 
-def _ensemble_trainer() -> Any:
-    from trl import RewardTrainer
+def _ensemble_trainer(center: float) -> Any:
+    """A Trainer of several heads, which TRL's refuses."""
+    from transformers import Trainer
 
-    class _Ensemble(RewardTrainer):
+    class _Ensemble(Trainer):
         """The loss of every head, weighted by how often the head drew the pair."""
 
         def compute_loss(
             self, model: Any, inputs: dict[str, Tensor], *rest: Any, **more: Any
         ) -> Tensor:
-            weights_BK = inputs.pop("weights")
-            margin_B1 = inputs.pop("margin")
+            weights_BK, margin_B1 = inputs.pop("weights"), inputs.pop("margin")
             logits_BK: Tensor = model(**inputs, use_cache=False).logits
-            settings: Any = self.args
-            center = settings.center_rewards_coefficient or 0.0
             chosen_BK, rejected_BK = logits_BK.float().chunk(2)
             lost_BK = bradley_terry(chosen_BK, rejected_BK, margin_B1, center)
             return (weights_BK * lost_BK).mean()
