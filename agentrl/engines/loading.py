@@ -190,7 +190,8 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
     from transformers import AutoModelForSequenceClassification
 
     model, found = _load(AutoModelForSequenceClassification, path, output_loading_info=True)
-    if found["missing_keys"] or model.config.num_labels != 1:
+    heads = getattr(model.config, "reward_heads", 1)  # an ensemble of ours has more than one
+    if found["missing_keys"] or model.config.num_labels != heads:
         raise ConfigError(
             f"model folder {path} is no reward model: it needs the weights of a head with"
             f" num_labels=1, not {model.config.num_labels} labels and missing"

@@ -51,6 +51,29 @@ class RewardSettings(BaseModel):
         return self
 
 
+class SampleSettings(BaseModel):
+    """Answers that the model gives before it trains, in place of those of the files."""
+
+    model_config = STRICT
+
+    answers: int = Field(default=0, ge=0)
+    """Of each prompt; 0: learn from the files. SFT then imitates the best (rejection sampling),
+    preferences set the best against the worst (online DPO)."""
+    max_tokens: int = Field(default=128, ge=1)
+    """Of an answer."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the sampler."""
+    judge: str = ""
+    """Who says which answer is better: a reward model's folder, or `path/to/file.py:function` with
+    `function(prompt: str, answer: str) -> float`."""
+
+    @model_validator(mode="after")
+    def _has_a_judge(self) -> Self:
+        if self.answers and (not self.judge or self.answers < 2):
+            raise ValueError("give 2 answers or more, and the judge that chooses among them")
+        return self
+
+
 class Card(BaseModel):
     """What a stage's model is measured by, against the model that the stage began with."""
 
@@ -61,8 +84,7 @@ class Card(BaseModel):
     max_tokens: int = Field(default=128, ge=1)
     """Of an answer."""
     judge: str = ""
-    """Who says which answer is better: a reward model's folder, or `path/to/file.py:function` with
-    `function(prompt: str, answer: str) -> float`."""
+    """As in `sample`; empty: no win rate."""
     env: str = ""
     """An environment whose pass@1 is measured with both models."""
     env_settings: dict[str, Any] = {}
@@ -115,6 +137,8 @@ class StageSettings(BaseModel):
     """Its coefficients, as in `{beta = 0.1}`."""
     reward: RewardSettings = RewardSettings()
     """Of the stage "reward"."""
+    sample: SampleSettings = SampleSettings()
+    """Answers to learn from instead, as in `{answers = 4, judge = "runs/reward/…/model"}`."""
     card: Card = Card()
     """What the trained model is measured by."""
 

@@ -18,10 +18,13 @@ from agentrl.engines.loading import load_config
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import MetricsWriter, set_aside, write_json_atomic
 from agentrl.records.owner import owned
-from agentrl.trainers.offline.data.files import Split, read_examples, split_by_prompt
-from agentrl.trainers.offline.data.nouns import Kind
+from agentrl.trainers.models.loading import load_policy
+from agentrl.trainers.offline.card import Subject, refuse_card, stage_card
+from agentrl.trainers.offline.data.files import AS_KIND, Split, read_examples, split_by_prompt
+from agentrl.trainers.offline.data.nouns import Kind, Messages, asks_for_one_turn
 from agentrl.trainers.offline.fitting import Listen, last_step
 from agentrl.trainers.offline.kinds import KINDS, Done, Work
+from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge
 from agentrl.trainers.offline.settings import StageSettings
 
 RESULT = "stage.json"
@@ -59,9 +62,14 @@ def run_stage(
             note(f"{folder} is finished: nothing to do")
             return found
         torch.set_flush_denormal(True)
+        refuse_card(settings.card)
         kind = KINDS[settings.stage]
         chat = open_chat(settings.model, settings.chat)
         split, report = _read(settings, kind.data(settings))
+        prompts = [one.prompt for one in split.held_out if asks_for_one_turn(one)]
+        if settings.sample.answers:
+            split = _sampled(settings, chat, split)
+            report["sampled_pairs"] = len(split.train)
         rows, held_out, lengths = kind.encode(settings, chat, split, context_of(settings))
         report["lengths"] = lengths
         report |= {"train_rows": len(rows), "held_out_rows": len(held_out)}
@@ -69,7 +77,7 @@ def run_stage(
         with _records(folder, resume) as writer:
             work = Work(settings, folder / SCRATCH, chat, split, rows, held_out)
             done = kind.train(work, writer, listen, note, resume=resume)
-        return _finish(settings, folder, chat, done, report)
+        return _finish(settings, folder, chat, done, report, prompts)
 
 
 def context_of(settings: StageSettings) -> int:
@@ -139,13 +147,52 @@ def _records(folder: Path, resume: bool) -> Iterator[MetricsWriter]:
         yield writer
 
 
+def _sampled(settings: StageSettings, chat: Chat, split: Split) -> Split:
+    """The best and the worst of the model's own answers, in place of the responses of the files."""
+    if not all(asks_for_one_turn(one) for side in split for one in side):
+        raise UserError(
+            "sample.answers is for prompts that one message answers, and the data holds episodes of"
+            " agents: play them by `agentrl eval --samples N`, and learn from its episodes.jsonl"
+        )
+    model = load_policy(settings.model, settings.compute.model_copy(update={"lora_rank": 0}))
+    judge = open_judge(settings.sample.judge)
+    sides = []
+    for side in split:
+        prompts = list(dict.fromkeys(one.prompt for one in side))
+        answers = answers_to(model, chat, prompts, settings.sample, settings.seed)
+        pairs = best_against_worst(answers, judge) if prompts else []
+        kind = KINDS[settings.stage].data(settings)
+        sides.append(list(AS_KIND[kind](list(pairs))))
+    return Split(*sides)
+
+
+def held_out_prompts(settings: StageSettings) -> list[Messages]:
+    """The prompts that a stage with these settings holds out, those of agents' episodes left out.
+
+    Raises:
+        UserError: the data cannot be used.
+    """
+    split, _ = _read(settings, KINDS[settings.stage].data(settings))
+    return [one.prompt for one in split.held_out if asks_for_one_turn(one)]
+
+
+def _card(settings: StageSettings, whose: Subject, prompts: list[Messages]) -> dict[str, Any]:
+    return {} if settings.stage == "reward" else stage_card(settings.card, whose, prompts)
+
+
 def _finish(
-    settings: StageSettings, folder: Path, chat: Chat, done: Done, report: dict[str, Any]
+    settings: StageSettings,
+    folder: Path,
+    chat: Chat,
+    done: Done,
+    report: dict[str, Any],
+    prompts: list[Messages],
 ) -> dict[str, Any]:
     """Keep the model and what is known of it; the result is written last."""
     model = folder / "checkpoints" / f"step_{done.steps}" / "model"
     done.save(model)
     chat.tokenizer.save_pretrained(model)
+    whose = Subject(settings.model, str(model), settings.chat, settings.compute, settings.seed)
     result = {
         "stage": settings.stage,
         "run": str(folder),
@@ -155,6 +202,7 @@ def _finish(
         "before": done.before,
         "after": done.after,
         "signs": done.signs,
+        "card": _card(settings, whose, prompts),
     }
     write_json_atomic(folder / RESULT, result)
     return result

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +27,12 @@ One = TypeVar("One", bound=Example)
 
 _SHOWN = 3
 """Line numbers that are named of each problem."""
-_AS_KIND = {"conversations": as_conversations, "pairs": as_pairs, "labels": as_labels}
+AS_KIND: Mapping[Kind, Callable[[list[Example]], Iterator[Example]]] = {
+    "conversations": as_conversations,
+    "pairs": as_pairs,
+    "labels": as_labels,
+}
+"""Kind -> the examples that serve as it."""
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv"}
 
 
@@ -107,7 +112,7 @@ def read_examples(
             problems.refuse()
         elif problems:
             counts.skipped.append(problems.sentence())
-        served: list[Any] = list(_AS_KIND[kind](examples))
+        served: list[Any] = list(AS_KIND[kind](examples))
         counts.of_other_kind += 0 if served else len(examples)
         for one in served:
             key = repr(one)

@@ -92,6 +92,19 @@ class Label:
 Example = Conversation | Pair | Label
 
 
+def asks_for_one_turn(example: Example) -> bool:
+    """Whether a prompt is answered by text alone: agents' episodes are played in environments."""
+    said: Conversation | Response
+    match example:
+        case Conversation():
+            said = example
+        case Pair():
+            said = example.chosen
+        case Label():
+            said = example.response
+    return said.branch is None and not said.tools
+
+
 def as_conversations(examples: list[Example]) -> Iterator[Conversation]:
     """What may be imitated: whole conversations, chosen and desirable responses."""
     for one in examples:
