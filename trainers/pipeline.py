@@ -11,12 +11,14 @@ from typing import Any
 import tomli_w
 
 from agentrl.errors import ConfigError
+from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import write_json_atomic
 from agentrl.records.plain import plain
+from agentrl.registry import factory
 from agentrl.report.display import console
 from agentrl.trainers.config import TrainConfig, apply_override, validated
 from agentrl.trainers.offline.card import Subject, card_lines, stage_card
-from agentrl.trainers.offline.settings import Card, StageSettings
+from agentrl.trainers.offline.settings import Card, PlaySettings, StageSettings
 from agentrl.trainers.offline.stage import RESULT, held_out_prompts, run_stage
 from agentrl.trainers.online import checkpoint
 from agentrl.trainers.online.session import train_with_display
@@ -24,10 +26,16 @@ from agentrl.trainers.online.session import train_with_display
 Row = dict[str, Any]
 ONLINE = "online"
 """A stage that trains on the groups it plays: its other settings are those of a run."""
+PLAY = "play"
+"""A stage that only plays: later ones find its episodes in `{NAME.run}/episodes.jsonl`."""
+_SETTINGS: dict[str, type[TrainConfig | PlaySettings | StageSettings]] = {
+    ONLINE: TrainConfig,
+    PLAY: PlaySettings,
+}
 
 
 def is_offline(config: Path, overrides: Sequence[str] = ()) -> bool:
-    """Whether a TOML file names a stage or a recipe of stages; anything else is a run's settings."""
+    """Whether a TOML file names a stage or a recipe; anything else is a run's settings."""
     try:
         row = _read(config, overrides)
     except ConfigError:
@@ -76,6 +84,8 @@ def _run_recipe(row: Row, where: str, folder: Path, resume: bool) -> dict[str, A
         going = resume and place.exists()
         if own["stage"] == ONLINE:
             result = _run_online(settings, row, place, going)
+        elif own["stage"] == PLAY:
+            result = _play(validated(PlaySettings, settings, f"{where}: {name}"), place)
         else:
             result = _run_one(validated(StageSettings, settings, f"{where}: {name}"), place, going)
         _say(result["said"])
@@ -101,7 +111,7 @@ def _run_online(settings: Row, defaults: Row, folder: Path, resume: bool) -> dic
     trained = train_with_display(config, folder, resume=resume)
     last = checkpoint.latest(folder)
     model = str(last.model) if last else config.model
-    whose = Subject(config.model, model, config.chat, config.compute, config.seed)
+    whose = Subject(config.model, model, folder, config.chat, config.compute, config.seed)
     prompts = []
     if "data" in defaults:
         row = {"stage": "sft", "model": config.model, "seed": config.seed, "data": defaults["data"]}
@@ -116,10 +126,31 @@ def _run_online(settings: Row, defaults: Row, folder: Path, resume: bool) -> dic
     return result
 
 
+def _play(settings: PlaySettings, folder: Path) -> dict[str, Any]:
+    """Play training tasks; an interrupted or finished evaluation goes on by itself."""
+    plan = EvalPlan(
+        make=factory(settings.env, **settings.env_settings),
+        policy=f"hf:{settings.model}",
+        split="train",
+        limit=settings.tasks,
+        samples=settings.samples,
+        temperature=settings.temperature,
+        sandbox=settings.sandbox,
+        seed=settings.seed,
+        chat=settings.chat,
+        out=folder,
+    )
+    found = evaluate(plan)
+    passed, episodes = found["pass_at"].get("1"), found["n_episodes"]
+    rate = "unknown" if passed is None else f"{passed:.3f}"
+    said = f"{PLAY}: {episodes} episodes of {found['n_tasks']} tasks, pass@1 {rate}"
+    return {"stage": PLAY, "run": str(folder), "model": settings.model, "said": said, "eval": found}
+
+
 def _defaults(row: Row, own: Row) -> Row:
     """The recipe's own settings, as far as a stage of that kind has them."""
-    kind = TrainConfig if own["stage"] == ONLINE else StageSettings
-    known = {*kind.model_fields, "card"}
+    kind = _SETTINGS.get(own["stage"], StageSettings)
+    known = {*kind.model_fields, *(() if kind is PlaySettings else ("card",))}
     return {name: value for name, value in row.items() if name in known}
 
 
@@ -135,21 +166,19 @@ def _check_recipe(row: Row, stages: Mapping[str, Row], where: str) -> None:
         settings = _filled({"model": "-", **_defaults(row, own), **own}, names, where)
         if own["stage"] == ONLINE:
             validated(Card, settings.pop("card", {}), f"{where}: {name}: card")
-            validated(TrainConfig, settings, f"{where}: {name}")
-        else:
-            validated(StageSettings, settings, f"{where}: {name}")
+        validated(_SETTINGS.get(own["stage"], StageSettings), settings, f"{where}: {name}")
         names |= {name: "-", f"{name}.run": "-"}
 
 
 def _filled(value: Any, made: Mapping[str, str], where: str) -> Any:
     """Settings with `{NAME}` replaced by the model of an earlier stage, `{NAME.run}` by its folder;
-    the kind of an online stage is no setting of its run.
+    the kind of a stage that plays is no setting of what it runs.
     """
     if isinstance(value, dict):
         return {
             key: _filled(inner, made, where)
             for key, inner in value.items()
-            if (key, inner) != ("stage", ONLINE)
+            if key != "stage" or inner not in _SETTINGS
         }
     if isinstance(value, list):
         return [_filled(inner, made, where) for inner in value]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agentrl.chat.settings import ChatSettings
 from agentrl.engines.factory import open_chat
 from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.records.files import read_episodes
 from agentrl.registry import factory
 from agentrl.trainers.config import Compute
 from agentrl.trainers.models.loading import load_policy
 from agentrl.trainers.offline.data.nouns import Messages
 from agentrl.trainers.offline.data.tokens import TokenRow
 from agentrl.trainers.offline.measure import response_logprobs
+from agentrl.trainers.offline.readiness import readiness
 from agentrl.trainers.offline.sampling import Answer, answers_to, open_judge
 from agentrl.trainers.offline.settings import Card, SampleSettings
 
@@ -28,10 +31,12 @@ class Subject:
     Attributes:
         before, after: folders.
         chat: of both.
+        run: the stage's folder; episodes of both models are kept in its `eval/`.
     """
 
     before: str
     after: str
+    run: Path
     chat: ChatSettings
     compute: Compute
     seed: int
@@ -59,8 +64,8 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
         "prompts"; "length" (mean tokens of an answer) and "unfinished" (share), each "before" and
         "after"; "kl", KL(after || before) per answer in nats, estimated on answers of the trained
         model; where there is a judge, "judge" (its mean verdicts, before and after) and "win_rate"
-        of after over before, ties counting half; and "pass_at_1" before and after, where there is
-        an environment.
+        of after over before, ties counting half; where there is an environment, "pass_at_1" before
+        and after, and "readiness" of the trained model (see `readiness`).
     """
     asked = list(dict.fromkeys(prompts))[: card.prompts]
     found: dict[str, Any] = {"prompts": len(asked)}
@@ -69,8 +74,11 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
     if card.env:
         folders = {"before": whose.before, "after": whose.after}
         found["pass_at_1"] = {
-            when: _pass_at_1(card, folder, whose) for when, folder in folders.items()
+            when: _pass_at_1(card, folder, whose, whose.run / "eval" / when)
+            for when, folder in folders.items()
         }
+        played = read_episodes(whose.run / "eval" / "after" / "episodes.jsonl").values()
+        found["readiness"] = readiness(played, found["pass_at_1"]["before"])
     return found
 
 
@@ -109,11 +117,13 @@ def _judged(name: str, before: Sequence[Answer], after: Sequence[Answer]) -> dic
     return {"judge": means, "win_rate": fmean(wins)}
 
 
-def _pass_at_1(card: Card, folder: str, whose: Subject) -> float | None:
+def _pass_at_1(card: Card, folder: str, whose: Subject, out: Path) -> float | None:
     plan = EvalPlan(
         make=factory(card.env, **card.env_settings),
         policy=f"hf:{folder}",
         limit=card.tasks,
+        samples=card.samples,
+        out=out,
         sandbox=card.sandbox,
         seed=whose.seed,
         chat=whose.chat,
@@ -130,4 +140,7 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
         if name in card and None not in card[name].values()
     ]
     lines += [f"{name} {card[name]:.3f}" for name in ("kl", "win_rate") if name in card]
+    if ready := card.get("readiness"):
+        problems = "; ".join(ready["problems"])
+        lines.append(f"not ready for RL: {problems}" if problems else "ready for RL")
     return lines

@@ -90,9 +90,36 @@ class Card(BaseModel):
     env_settings: dict[str, Any] = {}
     """Arguments of its constructor."""
     tasks: int = Field(default=64, ge=1)
-    """Of its split "test", one episode each."""
+    """Of its split "test"."""
+    samples: int = Field(default=1, ge=1)
+    """Episodes of each."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
     """Where its tools run."""
+
+
+class PlaySettings(BaseModel):
+    """Of a stage that plays an environment, so that later ones learn from its `episodes.jsonl`."""
+
+    model_config = STRICT
+
+    model: str
+    """Who plays: a folder, or a name on the hub."""
+    env: str
+    """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
+    env_settings: dict[str, Any] = {}
+    """Arguments of its constructor."""
+    tasks: int = Field(default=64, ge=1)
+    """Of its split "train"."""
+    samples: int = Field(default=8, ge=1)
+    """Episodes of each."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the sampler."""
+    sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
+    """Where its tools run."""
+    chat: ChatSettings = ChatSettings()
+    """How messages become tokens."""
+    seed: int = 0
+    """Of tasks and samples."""
 
 
 class StageSettings(BaseModel):

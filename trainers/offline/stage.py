@@ -192,7 +192,9 @@ def _finish(
     model = folder / "checkpoints" / f"step_{done.steps}" / "model"
     done.save(model)
     chat.tokenizer.save_pretrained(model)
-    whose = Subject(settings.model, str(model), settings.chat, settings.compute, settings.seed)
+    whose = Subject(
+        settings.model, str(model), folder, settings.chat, settings.compute, settings.seed
+    )
     result = {
         "stage": settings.stage,
         "run": str(folder),
