@@ -26,7 +26,7 @@ class Answers(ToolEnv):
     limits = Limits(turns=1, wall_s=60)
 
     def __init__(self, prompts: str, reward_model: str) -> None:
-        self.rows = [json.loads(line)["prompt"] for line in Path(prompts).open()]
+        self.rows = [json.loads(one)["prompt"] for one in Path(prompts).read_text().splitlines()]
         self.verifier = load_reward_model(reward_model)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
@@ -47,7 +47,9 @@ if __name__ == "__main__":
 
     tasks = [f"{verb} the {what}" for verb in ("open", "close", "sell") for what in ("box", "door")]
     rows = []
-    for name, task in itertools.product("Ada Bob Cat Dan Eve Fay Gus Hal".split(), tasks):
+    for name, task in itertools.product(
+        ["Ada", "Bob", "Cat", "Dan", "Eve", "Fay", "Gus", "Hal"], tasks
+    ):
         yes, no = f"Yes {name}, I will {task}.", f"No {name}, I will not {task}."
         rows.append({"prompt": f"{name} asks: {task}?", "chosen": yes, "rejected": no})
     random.Random(0).shuffle(rows)
