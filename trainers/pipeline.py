@@ -11,11 +11,11 @@ from typing import Any
 import tomli_w
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.records.files import write_json_atomic
 from agentrl.records.plain import plain
 from agentrl.registry import factory
-from agentrl.report.display import console
+from agentrl.report.display import console, episode_bar
 from agentrl.trainers.config import TrainConfig, apply_override, validated
 from agentrl.trainers.offline.card import Subject, card_lines, stage_card
 from agentrl.trainers.offline.settings import Card, PlaySettings, StageSettings
@@ -140,7 +140,9 @@ def _play(settings: PlaySettings, folder: Path) -> dict[str, Any]:
         chat=settings.chat,
         out=folder,
     )
-    found = evaluate(plan)
+    with episode_bar("playing") as bar:
+        started = lambda episodes: bar.restart("playing", episodes)  # noqa: E731 - one line
+        found = evaluate(plan, EvalProgress(started=started, episode=bar.episode))
     passed, episodes = found["pass_at"].get("1"), found["n_episodes"]
     rate = "unknown" if passed is None else f"{passed:.3f}"
     said = f"{PLAY}: {episodes} episodes of {found['n_tasks']} tasks, pass@1 {rate}"
