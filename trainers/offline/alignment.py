@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.trainers.algorithms.preferences import Objective, PairScores
 from agentrl.trainers.models.scoring import token_logprobs
 from agentrl.trainers.offline.data.tokens import LabelRow, PairRow, TokenRow
-from agentrl.trainers.offline.fitting import Plan, arguments, optimizers
+from agentrl.trainers.offline.fitting import StagePlan, arguments, optimizers
+from agentrl.trainers.offline.objectives import Objective, PairScores
 from agentrl.trainers.offline.settings import StageSettings
 
 BASELINE_DECAY = 0.9
@@ -61,7 +61,7 @@ class Alignment(NamedTuple):
 
 
 def aligner(
-    parts: Alignment, rows: Sequence[Any], settings: StageSettings, plan: Plan, scratch: Path
+    parts: Alignment, rows: Sequence[Any], settings: StageSettings, plan: StagePlan, scratch: Path
 ) -> Any:
     """A Trainer for the objective: TRL's where it has the loss, else one with ours."""
     from datasets import Dataset

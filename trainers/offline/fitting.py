@@ -19,7 +19,7 @@ Listen = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """How long a stage trains, and in what pieces.
 
     Attributes:
@@ -33,7 +33,7 @@ class Plan:
     accumulate: int
 
     @classmethod
-    def of(cls, settings: StageSettings, rows: int) -> Plan:
+    def of(cls, settings: StageSettings, rows: int) -> StagePlan:
         """The plan of a stage with so many rows."""
         batch = min(settings.batch_size, rows)
         micro = min(settings.micro_rows or batch, batch)
@@ -41,7 +41,7 @@ class Plan:
         return cls(steps, micro, batch // micro)
 
 
-def arguments(settings: StageSettings, plan: Plan, scratch: Path) -> dict[str, Any]:
+def arguments(settings: StageSettings, plan: StagePlan, scratch: Path) -> dict[str, Any]:
     """Arguments of a Trainer: our rows as they are, checkpoints in `scratch`, nothing printed."""
     on_cpu = settings.compute.device == "cpu" or best_device() == "cpu"
     return {

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from agentrl.chat.tokens import Chat
 from agentrl.errors import ConfigError
 from agentrl.records.files import MetricsWriter
-from agentrl.trainers.algorithms.preferences import objective
 from agentrl.trainers.models.loading import load_policy, reference_of, save_policy
 from agentrl.trainers.offline import measure, reward
 from agentrl.trainers.offline.alignment import Alignment, aligner
@@ -24,7 +23,8 @@ from agentrl.trainers.offline.data.tokens import (
     pair_row,
     tokenised,
 )
-from agentrl.trainers.offline.fitting import Listen, Plan, arguments, fit, optimizers
+from agentrl.trainers.offline.fitting import Listen, StagePlan, arguments, fit, optimizers
+from agentrl.trainers.offline.objectives import objective
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.sft import SftRow, sft_trainer
 
@@ -32,7 +32,7 @@ Encoded = tuple[list[Any], list[Any], dict[str, int]]
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """What a stage trains on.
 
     Attributes:
@@ -69,7 +69,7 @@ class Done:
 class _Train(Protocol):
     def __call__(
         self,
-        work: Work,
+        work: StageWork,
         writer: MetricsWriter,
         listen: Listen,
         note: Callable[[str], None],
@@ -126,7 +126,7 @@ def _encode_aligned(settings: StageSettings, chat: Chat, split: Split, limit: in
 
 
 def _train_sft(
-    work: Work,
+    work: StageWork,
     writer: MetricsWriter,
     listen: Listen,
     note: Callable[[str], None],
@@ -135,7 +135,7 @@ def _train_sft(
 ) -> Done:
     settings = work.settings
     model = load_policy(settings.model, settings.compute)
-    plan = Plan.of(settings, len(work.rows))
+    plan = StagePlan.of(settings, len(work.rows))
     rows = [SftRow.of(row) for row in work.rows]
     trainer = sft_trainer(
         model,
@@ -157,14 +157,14 @@ def _train_sft(
     return Done(plan.steps, partial(save_policy, model), before, after, signs)
 
 
-def _likelihoods(work: Work, model: Any) -> dict[str, float]:
+def _likelihoods(work: StageWork, model: Any) -> dict[str, float]:
     if not work.held_out:
         return {}
     return measure.likelihoods(model, work.held_out, work.settings.compute.micro_tokens)
 
 
 def _train_aligned(
-    work: Work,
+    work: StageWork,
     writer: MetricsWriter,
     listen: Listen,
     note: Callable[[str], None],
@@ -175,7 +175,7 @@ def _train_aligned(
     found, options = objective(settings.objective, settings.loss)
     model = load_policy(settings.model, settings.compute)
     reference = reference_of(model, settings.compute, settings.model)
-    plan = Plan.of(settings, len(work.rows))
+    plan = StagePlan.of(settings, len(work.rows))
     signs = []
     if found.loss is not None:
         summed = found.options["beta"] < 1 and found.reference
@@ -197,7 +197,7 @@ def _train_aligned(
     return Done(plan.steps, partial(_save_aligned, model), before, after, signs)
 
 
-def _margins(work: Work, reference: Any, model: Any) -> dict[str, Any]:
+def _margins(work: StageWork, reference: Any, model: Any) -> dict[str, Any]:
     """Held-out pairs under the policy, against the reference; labels are no pairs."""
     rows = work.held_out
     if not rows or isinstance(rows[0], LabelRow):
@@ -207,7 +207,7 @@ def _margins(work: Work, reference: Any, model: Any) -> dict[str, Any]:
     return measure.compared(rows, then, now)
 
 
-def _labelled(work: Work, reference: Any, model: Any) -> dict[str, Any]:
+def _labelled(work: StageWork, reference: Any, model: Any) -> dict[str, Any]:
     """Held-out labels, as pairs of any desirable with any undesirable response would see them."""
     tokens, rows = work.settings.compute.micro_tokens, [row.row for row in work.held_out]
     then, now = (measure.response_logprobs(one, rows, tokens) for one in (reference, model))
@@ -221,7 +221,7 @@ def _save_aligned(model: Any, folder: Path) -> None:
 
 
 def _train_reward(
-    work: Work,
+    work: StageWork,
     writer: MetricsWriter,
     listen: Listen,
     note: Callable[[str], None],

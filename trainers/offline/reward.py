@@ -16,9 +16,9 @@ from torch import Tensor
 
 from agentrl.chat.tokens import Chat
 from agentrl.engines.loading import best_device, find_model
-from agentrl.trainers.algorithms.preferences import bradley_terry
 from agentrl.trainers.offline.data.nouns import Pair
-from agentrl.trainers.offline.fitting import Plan, arguments, optimizers
+from agentrl.trainers.offline.fitting import StagePlan, arguments, optimizers
+from agentrl.trainers.offline.objectives import bradley_terry
 from agentrl.trainers.offline.settings import StageSettings
 
 
@@ -74,13 +74,13 @@ def new_reward_model(settings: StageSettings, pad_id: int) -> Any:
 
 def reward_trainer(
     model: Any, tokenizer: Any, rows: Sequence[RewardRow], settings: StageSettings, scratch: Path
-) -> tuple[Any, Plan]:
+) -> tuple[Any, StagePlan]:
     """TRL's reward trainer on our rows; each head of an ensemble sees its own draw of the pairs."""
     from datasets import Dataset
     from transformers import TrainingArguments
     from trl import RewardConfig, RewardTrainer
 
-    plan = Plan.of(settings, len(rows))
+    plan = StagePlan.of(settings, len(rows))
     heads = settings.reward.heads
     drawn = _draws(len(rows), heads, settings.seed)
     table = Dataset.from_list(

@@ -159,7 +159,7 @@ class StageSettings(BaseModel):
     """Steps between lines of metrics."""
 
     objective: str = "dpo"
-    """Of the stage "preference": a name of `agentrl.trainers.algorithms.preferences.OBJECTIVES`."""
+    """Of the stage "preference": a name of `agentrl.trainers.offline.objectives.OBJECTIVES`."""
     loss: dict[str, float] = {}
     """Its coefficients, as in `{beta = 0.1}`."""
     reward: RewardSettings = RewardSettings()

@@ -23,7 +23,7 @@ from agentrl.trainers.offline.card import Subject, refuse_card, stage_card
 from agentrl.trainers.offline.data.files import AS_KIND, Split, read_examples, split_by_prompt
 from agentrl.trainers.offline.data.nouns import Kind, Messages, asks_for_one_turn
 from agentrl.trainers.offline.fitting import Listen, last_step
-from agentrl.trainers.offline.kinds import KINDS, Done, Work
+from agentrl.trainers.offline.kinds import KINDS, Done, StageWork
 from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge
 from agentrl.trainers.offline.settings import StageSettings
 
@@ -73,9 +73,9 @@ def run_stage(
         rows, held_out, lengths = kind.encode(settings, chat, split, context_of(settings))
         report["lengths"] = lengths
         report |= {"train_rows": len(rows), "held_out_rows": len(held_out)}
-        note(in_words(report))
+        note(data_in_words(report))
         with _records(folder, resume) as writer:
-            work = Work(settings, folder / SCRATCH, chat, split, rows, held_out)
+            work = StageWork(settings, folder / SCRATCH, chat, split, rows, held_out)
             done = kind.train(work, writer, listen, note, resume=resume)
         return _finish(settings, folder, chat, done, report, prompts)
 
@@ -91,7 +91,7 @@ def context_of(settings: StageSettings) -> int:
     return asked or context
 
 
-def in_words(report: Mapping[str, Any]) -> str:
+def data_in_words(report: Mapping[str, Any]) -> str:
     """What became of the data, in one line."""
     lengths = report["lengths"]
     parts = [

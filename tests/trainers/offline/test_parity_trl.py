@@ -13,8 +13,8 @@ import torch
 from preference_cases import random_labels, random_pairs, random_row, tiny_policy
 
 from agentrl.engines.loading import load_model, load_tokenizer
-from agentrl.trainers.algorithms import preferences as p
 from agentrl.trainers.models.scoring import token_logprobs
+from agentrl.trainers.offline import objectives as p
 from agentrl.trainers.offline.alignment import (
     Alignment,
     Rows,
@@ -25,7 +25,7 @@ from agentrl.trainers.offline.alignment import (
     plain_row,
 )
 from agentrl.trainers.offline.data.tokens import LabelRow, PairRow, TokenRow
-from agentrl.trainers.offline.fitting import Plan
+from agentrl.trainers.offline.fitting import StagePlan
 from agentrl.trainers.offline.settings import StageSettings
 
 THEIRS = sorted(name for name, one in p.OBJECTIVES.items() if one.trl and one.loss)
@@ -47,7 +47,7 @@ def trainer_of(parts: Alignment, rows: list[Any], scratch: Path) -> Any:
     settings = StageSettings.model_validate(
         {"stage": "preference", "model": "-", "data": {"files": ["-"]}, "batch_size": len(rows)}
     )
-    return aligner(parts, rows, settings, Plan.of(settings, len(rows)), scratch)
+    return aligner(parts, rows, settings, StagePlan.of(settings, len(rows)), scratch)
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -69,7 +69,13 @@ def warm(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("objective", "rate", "epochs"),
-    [("dpo", 1e-3, 8), ("ipo", 1e-3, 8), ("kto", 1e-3, 4), ("simpo", 1e-3, 8), ("orpo", 5e-3, 4)],
+    [
+        ("dpo", 1e-3, 8),
+        ("kto", 1e-3, 4),
+        ("orpo", 5e-3, 4),
+        pytest.param("ipo", 1e-3, 8, marks=pytest.mark.long),
+        pytest.param("simpo", 1e-3, 8, marks=pytest.mark.long),
+    ],
 )
 def test_planted_preferences_are_learnt(
     objective: str, rate: float, epochs: int, world: Path, tmp_path: Path

@@ -70,7 +70,7 @@ class Problems:
 
 
 @dataclass
-class Counts:
+class ReadCounts:
     """What became of the rows of some files: the report that a stage prints and records."""
 
     rows: int = 0
@@ -89,7 +89,7 @@ class Split(NamedTuple):
 
 def read_examples(
     paths: Sequence[str | Path], kind: Kind, *, skip_bad_rows: bool = False
-) -> tuple[list[Any], Counts]:
+) -> tuple[list[Any], ReadCounts]:
     """All examples of a kind in some files, each once.
 
     Args:
@@ -103,7 +103,7 @@ def read_examples(
         UserError: rows are bad, or no example of the kind is left.
         ConfigError: there is no such file.
     """
-    counts, seen = Counts(), set[str]()
+    counts, seen = ReadCounts(), set[str]()
     found: list[Any] = []
     for path in map(Path, paths):
         problems = Problems(path.name)
@@ -154,7 +154,7 @@ def _refuse_one_sided(labels: Iterable[Label], paths: Sequence[str | Path]) -> N
         )
 
 
-def _examples(path: Path, kind: Kind, problems: Problems, counts: Counts) -> Iterator[Example]:
+def _examples(path: Path, kind: Kind, problems: Problems, counts: ReadCounts) -> Iterator[Example]:
     if path.name == "episodes.jsonl":
         mined = mine(path, kind)
         counts.rows += mined.episodes

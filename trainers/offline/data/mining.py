@@ -54,7 +54,7 @@ def mine(path: Path, kind: Kind) -> Mined:
         passed = [as_conversation(one) for one in usable if one.passed]
         return Mined(list(passed), len(read), 0)
     if kind == "labels":
-        labels = [Label(prompt_of(one), _response(one), bool(one.passed)) for one in usable]
+        labels = [Label(opening_of(one), _response(one), bool(one.passed)) for one in usable]
         return Mined(list(labels), len(read), 0)
     groups: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
     for one in usable:
@@ -68,14 +68,14 @@ def _pairs(group: list[Episode]) -> list[Pair]:
     passed = [one for one in group if one.passed]
     failed = [one for one in group if not one.passed]
     return [
-        Pair(prompt_of(good), _response(good), _response(bad))
+        Pair(opening_of(good), _response(good), _response(bad))
         for good, bad in zip_longest(passed, failed)
-        if good is not None and bad is not None and prompt_of(good) == prompt_of(bad)
+        if good is not None and bad is not None and opening_of(good) == opening_of(bad)
         if _response(good) != _response(bad)
     ]
 
 
-def prompt_of(episode: Episode) -> tuple[Message, ...]:
+def opening_of(episode: Episode) -> tuple[Message, ...]:
     """What an episode's policy was asked: all before its first turn."""
     messages = episode.messages
     first = next(i for i, message in enumerate(messages) if message.role == "assistant")
@@ -88,7 +88,7 @@ def as_conversation(episode: Episode) -> Conversation:
 
 
 def _response(episode: Episode) -> Response:
-    after = _until_last_turn(episode)[len(prompt_of(episode)) :]
+    after = _until_last_turn(episode)[len(opening_of(episode)) :]
     return Response(after, *_tokens_of(episode))
 
 

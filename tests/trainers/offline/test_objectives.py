@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms import preferences as p
+from agentrl.trainers.offline import objectives as p
 
 OF_PAIRS = {name: one for name, one in p.OBJECTIVES.items() if one.loss is not None}
 
