@@ -16,6 +16,7 @@ from agentrl.records.files import write_json_atomic
 from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import console, episode_bar
+from agentrl.report.page import write_report
 from agentrl.trainers.config import TrainConfig, apply_override, validated
 from agentrl.trainers.offline.card import Subject, card_lines, stage_card
 from agentrl.trainers.offline.settings import Card, PlaySettings, StageSettings
@@ -63,10 +64,17 @@ def run_offline(
 
 
 def _run_one(settings: StageSettings, folder: Path, resume: bool) -> dict[str, Any]:
-    result = run_stage(settings, folder, resume=resume, listen=_show, note=_say)
-    for sign in result["signs"]:
+    told = set[str]()
+
+    def note(sentence: str) -> None:
+        told.add(sentence)
+        _say(sentence)
+
+    result = run_stage(settings, folder, resume=resume, listen=_show, note=note)
+    for sign in [one for one in result["signs"] if one not in told]:
         console.print(plain(sign), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    return {**result, "said": _headline(result)}
+    report = str(write_report(folder))
+    return {**result, "report": report, "said": f"{_headline(result)}; report {report}"}
 
 
 def _run_recipe(row: Row, where: str, folder: Path, resume: bool) -> dict[str, Any]:

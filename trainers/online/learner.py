@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from agentrl.engines.base import Weights
-from agentrl.engines.loading import load_critic
+from agentrl.engines.loading import load_critic, refuse_other_tokenizer
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.rollout.play import derive_seed
 from agentrl.trainers.algorithms.recipes import recipe
@@ -198,5 +198,7 @@ class Learner:
         }
         if found and found.critic:
             return Critic.load(found.critic, settings, device=self.model.device, **options)
+        if settings.model:
+            refuse_other_tokenizer(config.model, settings.model, "loss.critic.model")
         model = load_critic(settings.model or policy, self.model.device)
         return Critic(model, settings, **options)

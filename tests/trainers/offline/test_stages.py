@@ -12,7 +12,7 @@ from helpers import last_json
 from preference_cases import JUDGE, planted_pairs, tiny_policy, write_rows
 
 from agentrl.cli.app import main
-from agentrl.engines.loading import load_model
+from agentrl.engines.loading import load_model, refuse_other_tokenizer
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import read_metrics
 from agentrl.trainers.offline.settings import StageSettings
@@ -214,6 +214,12 @@ def test_the_program_runs_a_stage(
     assert "--plan is for online training" in capsys.readouterr().err
 
 
+def test_a_reward_model_of_another_tokenizer_is_no_critic(model: Path) -> None:
+    refuse_other_tokenizer(tiny_policy(), tiny_policy(), "loss.critic.model")
+    with pytest.raises(ConfigError, match=r"its tokenizer is not the policy's \(\d+ of \d+ tokens"):
+        refuse_other_tokenizer(tiny_policy(), model, "loss.critic.model")
+
+
 RECIPE = """
 model = "{model}"
 steps = 1
@@ -296,3 +302,35 @@ def test_a_wrong_recipe_stops_before_its_first_stage(
     with pytest.raises(ConfigError, match=said):
         run_offline(tmp_path / "recipe.toml", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "file", "more"),
+    [
+        ("sft", "dpo_en_shared.jsonl.gz", {}),
+        ("sft", "kto_en_shared.jsonl.gz", {}),
+        ("reward", "llmbar_shared.jsonl", {}),
+        ("reward", "pandalm_shared.jsonl", {"reward": {"heads": 3, "margin": True}}),
+        ("preference", "dpo_en_shared.jsonl.gz", {}),
+        ("preference", "kto_en_shared.jsonl.gz", {"objective": "kto"}),
+    ],
+)
+def test_public_files_train_end_to_end(
+    kind: str, file: str, more: dict[str, Any], data_dir: Path, tmp_path: Path
+) -> None:
+    path = data_dir / "preferences" / file
+    row = {
+        "stage": kind,
+        "model": tiny_policy(context=1024),
+        "data": {"files": [str(path)], "skip_bad_rows": True},
+        "steps": 3,
+        "batch_size": 4,
+        "micro_rows": 4,
+        "card": {"prompts": 2, "max_tokens": 8},
+    }
+    found = run_stage(StageSettings.model_validate(row | more), tmp_path / "run")
+    assert found["data"]["train_rows"] > 20 and found["data"]["held_out_rows"] > 0
+    assert found["after"] != found["before"] and Path(found["model"], "config.json").exists()
+    if file.startswith("llmbar"):
+        assert set(found["after"]["subsets"]) >= {"Natural", "Adversarial/Neighbor"}
