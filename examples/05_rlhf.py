@@ -32,8 +32,8 @@ class Answers(ToolEnv):
 
 
 def polite(prompt: str, answer: str) -> float:
-    """The rule behind the preferences: say yes, to whom, and what will be done."""
-    return float(answer == f"Yes {prompt.split()[0]}, I will {prompt.split(': ')[1][:-1]}.")
+    """The rule behind the preferences: say yes."""
+    return float(answer.startswith("Yes "))
 
 
 if __name__ == "__main__":
