@@ -54,7 +54,9 @@ def train(  # noqa: PLR0913 - the options of a command
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a policy online, on the groups it plays."""
+    """Train as a file says: online, on the groups that a policy plays; one offline stage; or a
+    recipe of stages.
+    """
     if from_trl:
         _translate(from_trl, config, set_ or [], as_json)
         return
@@ -62,7 +64,16 @@ def train(  # noqa: PLR0913 - the options of a command
         raise ConfigError("CONFIG is missing: give a TOML file, as in agentrl train calc.toml")
     with training_parts():
         from agentrl.trainers.online.session import plan_training, run_training
+        from agentrl.trainers.pipeline import is_offline, run_offline
 
+    if is_offline(config, set_ or []):
+        if plan or log_to:
+            option = "--plan" if plan else "--log-to"
+            raise ConfigError(f"{option} is for online training, and {config} names offline stages")
+        with training_parts():
+            found = run_offline(config, out, overrides=set_ or [], resume=resume)
+        print_json(found) if as_json else print(found["said"])
+        return
     if plan:
         found = plan_training(config, set_ or [], show=not as_json)
         if as_json:

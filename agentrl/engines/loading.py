@@ -105,6 +105,27 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def refuse_other_tokenizer(policy: str | Path, other: str | Path, setting: str) -> None:
+    """See that two models read the same ids; a folder without a tokenizer is taken at its word.
+
+    Args:
+        setting: that names the other model.
+
+    Raises:
+        ConfigError: a token has another id in the other model.
+    """
+    if not any((find_model(other, weights=False) / name).is_file() for name in _TOKENIZER):
+        return
+    ours, theirs = (load_tokenizer(folder).get_vocab() for folder in (policy, other))
+    if ours != theirs:
+        differ = sum(theirs.get(token) != at for token, at in ours.items())
+        raise ConfigError(
+            f"{setting}={other}: its tokenizer is not the policy's ({differ} of {len(ours)} tokens"
+            f" differ, {len(theirs)} in all), so it cannot read the policy's tokens: train one from"
+            f" {policy}"
+        )
+
+
 def _is_generic(folder: Path) -> bool:
     """Whether tokenizer.json is the whole truth about the folder's tokenizer."""
     config = folder / "tokenizer_config.json"
@@ -190,7 +211,8 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
     from transformers import AutoModelForSequenceClassification
 
     model, found = _load(AutoModelForSequenceClassification, path, output_loading_info=True)
-    if found["missing_keys"] or model.config.num_labels != 1:
+    heads = getattr(model.config, "reward_heads", 1)  # an ensemble of ours has more than one
+    if found["missing_keys"] or model.config.num_labels != heads:
         raise ConfigError(
             f"model folder {path} is no reward model: it needs the weights of a head with"
             f" num_labels=1, not {model.config.num_labels} labels and missing"

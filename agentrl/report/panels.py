@@ -68,6 +68,22 @@ PANELS = (
         y_range=(0.0, 1.0),
     ),
     Panel("Gradient norm", "before clipping", (("norm", "policy/grad_norm"),)),
+    Panel("Loss", "of an offline stage, per step", (("loss", "train/loss"),)),
+    Panel(
+        "Implicit rewards",
+        "β times the log-ratio to the reference; the chosen line must not fall far below zero",
+        (
+            ("chosen", "train/rewards/chosen"),
+            ("rejected", "train/rewards/rejected"),
+            ("margin", "train/rewards/margins"),
+        ),
+    ),
+    Panel(
+        "Preferences told apart",
+        "share of training pairs whose chosen response has the higher reward",
+        (("policy", "train/rewards/accuracies"), ("reward model", "train/accuracy")),
+        y_range=(0.0, 1.0),
+    ),
     Panel(
         "Largest ratio", "π_new / π_old over the step's tokens", (("ratio", "policy/ratio_max"),)
     ),

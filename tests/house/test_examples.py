@@ -16,6 +16,7 @@ PROMISES = {
     "02_evaluate.py": r"oracle: pass@1 1\.000.*\n.*\nnoop: pass@1 0\.000",
     "03_train.py": r"(round \d: reward \d\.\d+, loss [+-]\d\.\d+\n){4}$",
     "04_compose_a_loss.py": r"\[1\.0, -0\.5, -0\.5\](.*\n)+gradient at masked tokens: 0\.0\n",
+    "05_rlhf.py": r"sft .*\n(.*\n){3}align .*'after': (0\.[6-9]\d*|1\.0)\}\n$",
 }
 
 

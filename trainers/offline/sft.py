@@ -8,7 +8,7 @@ The rows hold the ids that online play would produce, and labels on assistant to
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from agentrl.chat.tokens import Chat
 from agentrl.errors import UserError
+from agentrl.trainers.offline.data.tokens import TokenRow
 from agentrl.trajectory import Episode
 from agentrl.types import ToolSpec
 
@@ -30,6 +31,12 @@ class SftRow:
 
     input_ids: list[int]
     labels: list[int]
+
+    @classmethod
+    def of(cls, row: TokenRow) -> SftRow:
+        """The labels of a row are its trained tokens."""
+        pairs = zip(row.ids, row.mask, strict=True)
+        return cls(list(row.ids), [token if own else IGNORED for token, own in pairs])
 
 
 def demonstrations(
@@ -94,11 +101,7 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
         seed: of the order of rows.
         on_step: told step and loss, now and then.
     """
-    from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import SFTTrainer
-
-    pad = chat.tokenizer.pad_token_id
 
     class _Report(TrainerCallback):
         def on_log(
@@ -112,46 +115,66 @@ def sft(  # noqa: PLR0913 - the settings of a warm start, all by keyword
         if optimizer
         else torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     )
+    falling = torch.optim.lr_scheduler.LambdaLR(built, lambda step: _scale(step, steps))
     with tempfile.TemporaryDirectory(prefix="agentrl-sft-") as scratch:
-        trainer = SFTTrainer(
-            model=model,
-            args=_arguments(scratch, steps, batch_size, seed),
-            train_dataset=Dataset.from_list(
-                [{"input_ids": row.input_ids, "labels": row.labels} for row in rows]
-            ),
-            data_collator=lambda batch: collate(batch, 0 if pad is None else int(pad)),
-            processing_class=chat.tokenizer,
-            optimizers=(
-                built,
-                torch.optim.lr_scheduler.LambdaLR(built, lambda step: _scale(step, steps)),
-            ),
-            callbacks=[_Report()],
-        )
+        arguments = _arguments(scratch, steps, batch_size, seed)
+        trainer = sft_trainer(model, chat, rows, arguments, (built, falling))
+        trainer.add_callback(_Report())
         trainer.remove_callback(_printer())
         trainer.train()
 
 
-def _arguments(scratch: str, steps: int, batch_size: int, seed: int) -> Any:
-    """TRL's settings: our rows as they are, nothing written, nothing printed."""
-    from trl import SFTConfig
+def sft_trainer(
+    model: Any,
+    chat: Chat,
+    rows: Sequence[SftRow],
+    arguments: Mapping[str, Any],
+    optimizers: tuple[Any, Any],
+) -> Any:
+    """TRL's SFTTrainer on our rows as they are.
 
-    return SFTConfig(
-        output_dir=scratch,
-        max_steps=steps,
-        per_device_train_batch_size=batch_size,
-        seed=seed,
-        logging_steps=10,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
-        bf16=False,
-        gradient_checkpointing=False,
+    Args:
+        arguments: of a Trainer.
+        optimizers: optimizer and scheduler.
+    """
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    pad = chat.tokenizer.pad_token_id
+    config = SFTConfig(
+        **arguments,
         max_length=None,
         packing=False,
-        remove_unused_columns=False,
         dataset_kwargs={"skip_prepare_dataset": True},
     )
+    return SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(
+            [{"input_ids": row.input_ids, "labels": row.labels} for row in rows]
+        ),
+        data_collator=lambda batch: collate(batch, 0 if pad is None else int(pad)),
+        processing_class=chat.tokenizer,
+        optimizers=optimizers,
+    )
+
+
+def _arguments(scratch: str, steps: int, batch_size: int, seed: int) -> dict[str, Any]:
+    """Arguments of a Trainer: our rows as they are, nothing written, nothing printed."""
+    return {
+        "output_dir": scratch,
+        "max_steps": steps,
+        "per_device_train_batch_size": batch_size,
+        "seed": seed,
+        "logging_steps": 10,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "remove_unused_columns": False,
+    }
 
 
 def _scale(step: int, steps: int) -> float:

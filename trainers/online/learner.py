@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from agentrl.engines.base import Weights
+from agentrl.engines.loading import refuse_other_tokenizer
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.rollout.play import derive_seed
 from agentrl.trainers.algorithms.recipes import recipe
@@ -200,6 +201,8 @@ class Learner:
         start = settings.model or (config.model if saved else policy)
         if saved:
             return Critic.load(saved, settings, start=start, compute=config.compute, **options)
+        if settings.model:
+            refuse_other_tokenizer(config.model, settings.model, "loss.critic.model")
         with torch.random.fork_rng():  # new adapters are drawn at random
             torch.manual_seed(self.seed_of("critic adapter") % 2**63)
             model = load_value_model(start, config.compute)

@@ -11,7 +11,8 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from agentrl.aio import run_in_thread
 from agentrl.chat.tokens import Chat
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Bound = Callable[[float], float]
+Combine = Literal["pessimistic", "min"]
 
 
 def sigmoid(raw: float) -> float:
@@ -64,13 +66,16 @@ class RewardModel:
             gets the lowest reward and says so, since otherwise an answer could run away from its
             judge.
         max_batch: conversations in one forward pass.
+        combine: what an ensemble of heads says together: "pessimistic", the mean minus
+            `std_weight` standard deviations (https://arxiv.org/abs/2310.02743), or the "min".
+        std_weight: of the heads' disagreement.
 
     Raises:
         ConfigError: the model has no scalar head, or the tokenizer no padding token.
         TemplateError: the chat template cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options, all by keyword
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
@@ -78,9 +83,11 @@ class RewardModel:
         bound: Bound = sigmoid,
         max_tokens: int = 0,
         max_batch: int = 16,
+        combine: Combine = "pessimistic",
+        std_weight: float = 1.0,
     ) -> None:
         labels = model.config.num_labels
-        if labels != 1:
+        if labels != getattr(model.config, "reward_heads", 1):
             raise ConfigError(
                 f"num_labels={labels} of the reward model must be 1: it needs a scalar head"
             )
@@ -96,6 +103,8 @@ class RewardModel:
         self._pad = pad
         self._bound = bound
         self._max_batch = max_batch
+        self._combine = combine
+        self._std_weight = std_weight
         self._waiting: list[_Request] = []
         self._busy: asyncio.Task[None] | None = None
 
@@ -126,17 +135,37 @@ class RewardModel:
                 f"not judged: {len(ids)} tokens are more than the reward model's {self.max_tokens}"
             )
             return Score(self._bound(-math.inf), {"too_long": 1.0}, why)
-        raw = await self._raw(ids)
+        heads = await self._raw(ids)
+        raw = self._together(heads)
         if not math.isfinite(raw):
             raise VerifierError(f"the reward model gave {raw} on task {submission.task.id}")
-        return Score(self._bound(raw), {"raw": raw}, "scored by a reward model")
+        parts = {"raw": raw} | ({"spread": pstdev(heads)} if len(heads) > 1 else {})
+        return Score(self._bound(raw), parts, "scored by a reward model")
+
+    async def score(self, messages: Sequence[Message]) -> float:
+        """The model's own number for a conversation, without a bound; -inf for one that is too
+        long.
+
+        Raises:
+            VerifierError: the model failed.
+        """
+        ids = self.encode(messages)
+        if len(ids) > self.max_tokens:
+            return -math.inf
+        return self._together(await self._raw(ids))
+
+    def _together(self, heads: Sequence[float]) -> float:
+        """What the heads say as one."""
+        if self._combine == "min":
+            return min(heads)
+        return fmean(heads) - (self._std_weight * pstdev(heads) if len(heads) > 1 else 0.0)
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The token ids of a conversation, as the model reads it."""
         return tuple(self._template.encode(self._template.render(messages, generation=False)))
 
-    async def _raw(self, ids: tuple[int, ...]) -> float:
-        reply: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    async def _raw(self, ids: tuple[int, ...]) -> list[float]:
+        reply: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(ids, reply))
         if self._busy is None or self._busy.done():
             self._busy = asyncio.get_running_loop().create_task(self._run())
@@ -162,8 +191,8 @@ class RewardModel:
             if not request.reply.done():
                 request.reply.set_result(raw)
 
-    def _forward(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
-        """Raw rewards of B rows, padded on the right."""
+    def _forward(self, rows: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Raw rewards of B rows by each head, padded on the right."""
         import torch
 
         width = max(map(len, rows))
@@ -171,13 +200,13 @@ class RewardModel:
         attention_BT = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         device = self._model.device
         with torch.inference_mode():
-            logits_B1 = self._model(
+            logits_BK = self._model(
                 input_ids=ids_BT.to(device), attention_mask=attention_BT.to(device)
             ).logits
-        raws: list[float] = logits_B1.squeeze(-1).float().tolist()
+        raws: list[list[float]] = logits_BK.float().tolist()
         return raws
 
 
 class _Request(NamedTuple):
     ids: tuple[int, ...]
-    reply: asyncio.Future[float]
+    reply: asyncio.Future[list[float]]

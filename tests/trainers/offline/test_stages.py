@@ -1,0 +1,336 @@
+"""Stages as a user runs them: from a TOML file to a model, on planted preferences."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import last_json
+from preference_cases import JUDGE, planted_pairs, tiny_policy, write_rows
+
+from agentrl.cli.app import main
+from agentrl.engines.loading import load_model, refuse_other_tokenizer
+from agentrl.errors import ConfigError, UserError
+from agentrl.records.files import read_metrics
+from agentrl.trainers.offline.settings import StageSettings
+from agentrl.trainers.offline.stage import run_stage
+from agentrl.trainers.pipeline import run_offline
+from agentrl.verifiers import RewardModel
+
+
+def app(*words: str | Path) -> int:
+    """The program in this process; returns its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["agentrl", *map(str, words)])
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files, and a model that says yes as often as no."""
+    folder = tmp_path_factory.mktemp("world")
+    pairs = planted_pairs()
+    write_rows(folder / "pairs.jsonl", pairs)
+    answers = [
+        {"prompt": r["prompt"], "response": r[k]} for r in pairs for k in ("chosen", "rejected")
+    ]
+    write_rows(folder / "answers.jsonl", answers)
+    (folder / "rule.py").write_text(JUDGE)
+    more = {"epochs": 16, "learning_rate": 1e-2, "card": {"prompts": 0}}
+    settings = stage(folder, "sft", "answers.jsonl", **more)
+    found = run_stage(settings, folder / "sft")
+    assert found["after"]["nll"] < 0.5 < found["before"]["nll"]
+    return folder
+
+
+def stage(folder: Path, kind: str, file: str = "pairs.jsonl", **more: Any) -> StageSettings:
+    row = {
+        "stage": kind,
+        "model": str(warm(folder)) if (folder / "sft/stage.json").exists() else tiny_policy(),
+        "data": {"files": [str(folder / file)], "held_out": 0.25},
+        "schedule": {"warmup": 2, "final": 0.1},
+        "learning_rate": 1e-3,
+        "epochs": 2,
+    }
+    return StageSettings.model_validate(row | more)
+
+
+def warm(folder: Path) -> Path:
+    (model,) = (folder / "sft" / "checkpoints").glob("step_*/model")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("objective", "rate", "epochs"),
+    [
+        ("dpo", 1e-3, 8),
+        ("kto", 1e-3, 4),
+        ("orpo", 5e-3, 4),
+        pytest.param("ipo", 1e-3, 8, marks=pytest.mark.long),
+        pytest.param("simpo", 1e-3, 8, marks=pytest.mark.long),
+    ],
+)
+def test_planted_preferences_are_learnt(
+    objective: str, rate: float, epochs: int, world: Path, tmp_path: Path
+) -> None:
+    card = {"judge": f"{world / 'rule.py'}:polite", "max_tokens": 24}
+    more = {"objective": objective, "learning_rate": rate, "card": card, "epochs": epochs}
+    found = run_stage(stage(world, "preference", **more), tmp_path / "run")
+    assert found["after"]["margin"] > 1 and found["after"]["accuracy"] >= 0.95
+    assert found["card"]["judge"]["after"] >= 0.9 > found["card"]["judge"]["before"]
+    assert abs(found["before"]["margin"]) < 1e-4 and found["card"]["kl"] > 0
+    assert read_metrics(tmp_path / "run/metrics.jsonl")[-1]["step"] > 1
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_reward_model_learns_them_and_serves_as_a_verifier(
+    heads: int, world: Path, tmp_path: Path
+) -> None:
+    settings = stage(world, "reward", reward={"heads": heads}, epochs=6, learning_rate=3e-3)
+    found = run_stage(settings, tmp_path / "run")
+    assert found["after"]["accuracy"] >= 0.95 and found["after"]["calibration"] < 0.3
+    judge = RewardModel.load(found["model"])
+    rows = [judge.encode((read["prompt"], read["said"])) for read in talks()]
+    yes, no = (judge._together(one) for one in judge._forward(rows))
+    assert yes > no
+
+
+def talks() -> list[dict[str, Any]]:
+    from agentrl.types import Message
+
+    row = planted_pairs()[0]
+    return [
+        {"prompt": Message.user(row["prompt"]), "said": Message.assistant(row[side])}
+        for side in ("chosen", "rejected")
+    ]
+
+
+def test_a_reward_model_reads_at_its_end_what_it_read_in_training(world: Path) -> None:
+    """The trap of the score's position: rows of training are those of the verifier."""
+    from agentrl.engines.factory import open_chat
+    from agentrl.trainers.offline.data.formats import read_row
+    from agentrl.trainers.offline.reward import new_reward_model, reward_row
+
+    settings = stage(world, "reward")
+    model = new_reward_model(settings, 0)
+    judge = RewardModel(model, open_chat(warm(world)).tokenizer)
+    (pair,) = read_row(planted_pairs()[0])
+    row = reward_row(open_chat(warm(world)), pair)  # type: ignore[arg-type]
+    whole = (talks()[0]["prompt"], talks()[0]["said"])
+    assert row.chosen == judge.encode(whole)
+    with torch.no_grad():
+        states = model.model(torch.tensor([row.chosen])).last_hidden_state
+        at_end = model.score(states)[0, -1].item()
+    padded = judge._forward([row.chosen, (*row.chosen, 5, 6, 7)])[0][0]
+    assert padded == pytest.approx(at_end, abs=1e-5)
+
+
+def test_the_best_of_own_answers_are_imitated(world: Path, tmp_path: Path) -> None:
+    judge = f"{world / 'rule.py'}:polite"
+    sample = {"answers": 4, "max_tokens": 24, "judge": judge}
+    card = {"judge": judge, "max_tokens": 24}
+    settings = stage(world, "sft", sample=sample, card=card, learning_rate=3e-3, epochs=4)
+    found = run_stage(settings, tmp_path / "run")
+    assert found["card"]["judge"]["after"] > found["card"]["judge"]["before"]
+    assert 0 < found["data"]["sampled_pairs"] <= 45
+
+
+def test_adapters_start_from_the_model_that_is_named(world: Path, tmp_path: Path) -> None:
+    """The trap of a reference that forgets what supervised training taught."""
+    more = {"compute": {"lora_rank": 2}, "steps": 1, "epochs": 1, "card": {"prompts": 0}}
+    found = run_stage(stage(world, "preference", **more), tmp_path / "run")
+    assert found["before"]["margin"] == pytest.approx(0, abs=1e-5) and found["steps"] == 1
+    merged, start = load_model(found["model"]), load_model(warm(world))
+    gaps = [
+        (a - b).abs().max().item()
+        for a, b in zip(merged.parameters(), start.parameters(), strict=True)
+    ]
+    assert max(gaps) < 1e-2
+
+
+def test_an_interrupted_stage_goes_on_and_ends_alike(world: Path, tmp_path: Path) -> None:
+    more = {"save_every": 2, "log_every": 1, "steps": 5, "card": {"prompts": 0}}
+    settings = stage(world, "preference", **more)
+    whole = run_stage(settings, tmp_path / "whole")
+
+    def stop(row: Any) -> None:
+        if row["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(settings, tmp_path / "cut", listen=stop)
+    with pytest.raises(ConfigError, match="continue it with --resume"):
+        run_stage(settings, tmp_path / "cut")
+    again = run_stage(settings, tmp_path / "cut", resume=True)
+    assert again["after"] == pytest.approx(whole["after"], abs=1e-6)
+    losses = [
+        [row["train/loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "cut")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 5
+    assert run_stage(settings, tmp_path / "cut", resume=True) == again
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"objective": "dpoo"}, "objective='dpoo' is unknown"),
+        ({"objective": "orpo", "micro_rows": 4}, "reads its whole batch, so set micro_rows=0"),
+        ({"objective": "kto", "batch_size": 1}, "give 2 or more"),
+        ({"card": {"judge": "nowhere.py:f"}}, "there is no such file"),
+        ({"data": {"files": ["x"], "max_tokens": 9999}}, "does not exist"),
+    ],
+)
+def test_wrong_settings_stop_before_training(
+    more: dict[str, Any], said: str, world: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        run_stage(stage(world, "preference", **more), tmp_path / "run")
+
+
+def test_the_program_runs_a_stage(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "dpo.toml"
+    config.write_text(
+        f'stage = "preference"\nmodel = "{warm(world)}"\nsteps = 1\n'
+        f'data = {{files = ["{world / "pairs.jsonl"}"]}}\ncard = {{prompts = 0}}\n'
+    )
+    assert app("train", config, "--out", tmp_path / "run", "--json") == 0
+    found = last_json(capsys.readouterr().out)
+    assert found["steps"] == 1 and Path(found["model"], "config.json").exists()
+    assert app("train", config, "--out", tmp_path / "run") == 2
+    assert "continue it with --resume" in capsys.readouterr().err
+    assert app("train", config, "--out", tmp_path / "b", "--set", "heads=3") == 2
+    assert "it stands in a table: reward" in capsys.readouterr().err
+    assert app("train", config, "--out", tmp_path / "b", "--plan") == 2
+    assert "--plan is for online training" in capsys.readouterr().err
+
+
+def test_a_reward_model_of_another_tokenizer_is_no_critic(model: Path) -> None:
+    refuse_other_tokenizer(tiny_policy(), tiny_policy(), "loss.critic.model")
+    with pytest.raises(ConfigError, match=r"its tokenizer is not the policy's \(\d+ of \d+ tokens"):
+        refuse_other_tokenizer(tiny_policy(), model, "loss.critic.model")
+
+
+RECIPE = """
+model = "{model}"
+steps = 1
+data = {{files = ["{pairs}"]}}
+card = {{prompts = 4, max_tokens = 8}}
+
+[[stages]]
+name = "reward"
+stage = "reward"
+
+[[stages]]
+name = "best"
+stage = "sft"
+sample = {{answers = 3, max_tokens = 16, judge = "{{reward}}"}}
+
+[[stages]]
+name = "play"
+stage = "play"
+env = "calc-v0"
+tasks = 2
+samples = 2
+
+[[stages]]
+name = "grpo"
+stage = "online"
+env = "calc-v0"
+steps = 1
+tasks_per_step = 1
+group_size = 2
+
+[[stages]]
+name = "align"
+stage = "preference"
+"""
+
+
+def test_a_recipe_hands_each_model_on_and_resumes_at_its_borders(
+    world: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "recipe.toml"
+    text = RECIPE.format(model=warm(world), pairs=world / "pairs.jsonl")
+    config.write_text(text)
+    with pytest.raises(ConfigError, match="begun with another recipe"):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/recipe.toml").write_text("model = 'another'\n")
+        run_offline(config, tmp_path / "run", resume=True)
+    folder = tmp_path / "runs"
+    broken = ["align.objective=dpo", f"card.judge={world / 'nowhere.py'}:f"]
+    with pytest.raises(ConfigError, match="there is no such file"):
+        run_offline(config, folder, overrides=[*broken])
+    folder = tmp_path / "chain"
+    found = run_offline(config, folder)
+    names = [one["name"] for one in found["stages"]]
+    assert names == ["reward", "best", "play", "grpo", "align"]
+    best, grpo, align = (found["stages"][at] for at in (1, 3, 4))
+    settings = [Path(one["run"], "config.toml").read_text() for one in (best, grpo, align)]
+    assert str(warm(world)) in settings[0] and found["stages"][0]["model"] in settings[0]
+    assert best["model"] in settings[1] and grpo["model"] in settings[2]
+    assert found["model"] == align["model"] and align["card"]["length"]["after"] > 0
+    (folder / "5-align/stage.json").unlink()
+    again = run_offline(config, folder, resume=True)
+    assert [one["model"] for one in again["stages"]] == [one["model"] for one in found["stages"]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{reward}", "{rewards}", "'{rewards}' names no earlier stage"),
+        ('name = "best"', 'name = "reward"', "give each a word of its own"),
+        ("samples = 2", "episodes = 2", "setting 'episodes' is unknown"),
+        ('stage = "preference"', "", "stage 'align' has no kind"),
+        ("steps = 1\ndata", "stepz = 1\ndata", "'stepz' is unknown to every kind"),
+    ],
+)
+def test_a_wrong_recipe_stops_before_its_first_stage(
+    old: str, new: str, said: str, world: Path, tmp_path: Path
+) -> None:
+    text = RECIPE.format(model=warm(world), pairs=world / "pairs.jsonl").replace(old, new)
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        run_offline(tmp_path / "recipe.toml", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "file", "more"),
+    [
+        ("sft", "dpo_en_shared.jsonl.gz", {}),
+        ("sft", "kto_en_shared.jsonl.gz", {}),
+        ("reward", "llmbar_shared.jsonl", {}),
+        ("reward", "pandalm_shared.jsonl", {"reward": {"heads": 3, "margin": True}}),
+        ("preference", "dpo_en_shared.jsonl.gz", {}),
+        ("preference", "kto_en_shared.jsonl.gz", {"objective": "kto"}),
+    ],
+)
+def test_public_files_train_end_to_end(
+    kind: str, file: str, more: dict[str, Any], data_dir: Path, tmp_path: Path
+) -> None:
+    path = data_dir / "preferences" / file
+    row = {
+        "stage": kind,
+        "model": tiny_policy(context=1024),
+        "data": {"files": [str(path)], "skip_bad_rows": True},
+        "steps": 3,
+        "batch_size": 4,
+        "micro_rows": 4,
+        "card": {"prompts": 2, "max_tokens": 8},
+    }
+    found = run_stage(StageSettings.model_validate(row | more), tmp_path / "run")
+    assert found["data"]["train_rows"] > 20 and found["data"]["held_out_rows"] > 0
+    assert found["after"] != found["before"] and Path(found["model"], "config.json").exists()
+    if file.startswith("llmbar"):
+        assert set(found["after"]["subsets"]) >= {"Natural", "Adversarial/Neighbor"}

@@ -1,0 +1,1 @@
+"""What offline stages learn from: public files and recorded episodes, as conversations."""

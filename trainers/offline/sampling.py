@@ -1,0 +1,162 @@
+"""Answers of a model to prompts, exact to the token, and judges that rank them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.aio import LoopThread
+from agentrl.chat.tokens import Chat
+from agentrl.engines.base import Generation, Sampling
+from agentrl.engines.factory import open_engine
+from agentrl.errors import ConfigError, UserError
+from agentrl.rollout.play import derive_seed
+from agentrl.trainers.offline.data.nouns import Messages, Pair, Response
+from agentrl.trainers.offline.settings import SampleSettings
+from agentrl.trajectory import Segment, Trajectory
+from agentrl.types import Message
+from agentrl.verifiers.models.reward_model import RewardModel
+
+Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said to a prompt.
+
+    Attributes:
+        branch: prompt and answer, as they were sampled.
+        finished: whether it ended by itself.
+    """
+
+    prompt: Messages
+    message: Message
+    branch: Trajectory
+    finished: bool
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens."""
+        return self.branch.trained
+
+
+def answers_to(
+    model: Any, chat: Chat, prompts: Sequence[Messages], how: SampleSettings, seed: int
+) -> list[list[Answer]]:
+    """`how.answers` (at least one) answers to each prompt; prompts that leave no room get none."""
+    engine = open_engine(model, chat)
+    was_training = model.training
+    model.eval()
+
+    async def one(prompt: Messages, number: int) -> Answer | None:
+        ids = chat.prompt_ids(prompt, ())
+        room = min(how.max_tokens, engine.context_length - len(ids))
+        if room < 1:
+            return None
+        sampling = Sampling(how.temperature, max_tokens=room)
+        drawn = derive_seed(seed, repr(prompt), number)
+        return _answer(chat, prompt, ids, await engine.generate(ids, sampling, seed=drawn))
+
+    async def everything() -> list[list[Answer | None]]:
+        count = max(1, how.answers)
+        groups = [asyncio.gather(*(one(prompt, n) for n in range(count))) for prompt in prompts]
+        try:
+            return [list(group) for group in await asyncio.gather(*groups)]
+        finally:
+            await engine.close()
+
+    loop = LoopThread("agentrl-answers")
+    try:
+        found = loop.run(everything())
+    finally:
+        loop.close()
+        model.train(was_training)
+    return [[answer for answer in group if answer is not None] for group in found]
+
+
+def _answer(chat: Chat, prompt: Messages, ids: list[int], said: Generation) -> Answer:
+    sampled = Segment.sampled(said.ids, said.logprobs, said.version, said.finish)
+    branch = Trajectory((Segment.prompt(ids), sampled))
+    return Answer(prompt, chat.parse(said.ids, ids), branch, said.finish == "stop")
+
+
+def open_judge(name: str) -> Judge:
+    """The judge of a name: `path/to/file.py:function`, or a reward model's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py"):
+        rule = _function(Path(file), function)
+        return lambda said: [
+            float(rule(prompt[-1].content, answer.content)) for prompt, answer in said
+        ]
+    model = RewardModel.load(name)
+
+    def score(said: Sequence[tuple[Messages, Message]]) -> list[float]:
+        async def everything() -> list[float]:
+            whole = [(*prompt, answer) for prompt, answer in said]
+            return list(await asyncio.gather(*(model.score(messages) for messages in whole)))
+
+        loop = LoopThread("agentrl-judge")
+        try:
+            return loop.run(everything())
+        finally:
+            loop.close()
+
+    return score
+
+
+def _function(path: Path, name: str) -> Callable[[str, str], float]:
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"judge {path}:{name}: there is no such file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[[str, str], float] | None = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"judge {path}:{name}: the file has no function {name!r}")
+    return found
+
+
+def best_against_worst(answers: Sequence[Sequence[Answer]], judge: Judge) -> list[Pair]:
+    """Of each prompt, the best answer against the worst; prompts whose answers tie are left out.
+
+    An answer that did not end by itself is never the best.
+
+    Raises:
+        UserError: every prompt's answers tie.
+    """
+    scores = iter(judge([(one.prompt, one.message) for group in answers for one in group]))
+    pairs = []
+    for group in answers:
+        ranked = [(next(scores), one) for one in group]
+        whole = [(score, one) for score, one in ranked if one.finished and _says(one)]
+        if not whole:
+            continue
+        best = max(whole, key=lambda pair: pair[0])
+        worst = min([pair for pair in ranked if _says(pair[1])], key=lambda pair: pair[0])
+        if best[0] > worst[0]:
+            gap = best[0] - worst[0]  # endless where the judge could not read the worst
+            margin = gap if math.isfinite(gap) else None
+            pairs.append(Pair(best[1].prompt, _response(best[1]), _response(worst[1]), margin))
+    if not pairs:
+        raise UserError(
+            f"the judge prefers none of the answers to {len(answers)} prompts: raise"
+            " sample.answers or sample.temperature, or look at the judge"
+        )
+    return pairs
+
+
+def _says(answer: Answer) -> bool:
+    return bool(answer.message.content.strip() or answer.message.tool_calls)
+
+
+def _response(answer: Answer) -> Response:
+    return Response((answer.message,), answer.branch)
