@@ -26,6 +26,7 @@ from agentrl.curriculum.settings import (
     CurriculumSettings,
     EnvTable,
     InOrder,
+    PoolSettings,
     refuse_tables,
 )
 from agentrl.engines.settings import EngineSettings
@@ -220,12 +221,8 @@ class TrainConfig(BaseModel):
     def _fits(self) -> TrainConfig:
         if not isinstance(self.env, str):
             refuse_tables(self.env, self.env_settings)
-        most: int = getattr(self.curriculum, "group_most", 0)
-        if 0 < most < max(2, self.group_size):
-            raise ValueError(
-                f"curriculum.group_most={most} is below group_size={self.group_size}, which is the"
-                " mean size: raise it, or set 0"
-            )
+        if isinstance(self.curriculum, PoolSettings):
+            self.curriculum.refuse_round(self.tasks_per_step, self.group_size)
         return self
 
     @property

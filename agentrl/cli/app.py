@@ -23,6 +23,7 @@ from agentrl.cli import (
     environments,
     evaluate,
     images,
+    profile,
     recipes,
     serve,
     train,
@@ -44,6 +45,7 @@ app.command()(environments.new)
 app.command()(environments.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
+app.command()(profile.profile)
 app.command()(convert.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)

@@ -39,7 +39,7 @@ class Beliefs:
         alpha_N: pseudo-counts of passed episodes; positive.
         beta_N: pseudo-counts of failed ones; positive.
         prior: where a task begins, and where forgetting leads.
-        last_N: the round in which a task was last played; -1: never.
+        last_N: the round in which a task was last played; -1: never, -2: before the run.
         stratum_N: a number for each task: those of one stratum are alike (a level of difficulty).
     """
 
@@ -69,7 +69,7 @@ class Beliefs:
     @property
     def seen_N(self) -> NDArray[np.bool_]:
         """Which tasks were played."""
-        return self.last_N >= 0
+        return self.last_N != -1
 
     @property
     def mean_N(self) -> Floats:

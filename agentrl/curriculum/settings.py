@@ -89,6 +89,19 @@ class PoolSettings(BaseModel):
     start: str = ""
     """File of `agentrl profile --save`, whose counts the pool begins with."""
 
+    def refuse_round(self, tasks: int, group_size: int) -> None:
+        """Raise ValueError where rounds of so many tasks cannot be drawn as these settings say."""
+        if self.pool < tasks:
+            raise ValueError(
+                f"curriculum.pool={self.pool} holds fewer than the {tasks} tasks of one round:"
+                " raise it, or lower tasks_per_step"
+            )
+        if 0 < self.group_most < max(2, group_size):
+            raise ValueError(
+                f"curriculum.group_most={self.group_most} is below group_size={group_size}, which"
+                " is the mean size: raise it, or set 0"
+            )
+
     @model_validator(mode="after")
     def _has_a_prior(self) -> PoolSettings:
         if not all(one > 0 for one in self.prior):

@@ -5,7 +5,7 @@ tasks drawn evenly and once with each of the curricula, from one warm start per 
 
 Counted are all sampled episodes, those of dropped groups included, until held-out pass@1 over all
 levels first reaches `TARGET`; a run that never reaches it counts as all that it sampled. A run whose
-folder has its last round already is not run again.
+last round is in its folder already is not run again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from agentrl.trainers.online.session import train_with_display
 
 TARGET = 0.8
 KNOBS = {"kinds": ["operator"], "names": 8, "function_names": 4}
-SYMBOLS = ("+", "-", "*", "//", "%", "min", "max")
-LEVELS = [{"symbols": list(SYMBOLS[:size])} for size in (2, 3, 5, 7)]
+SYMBOLS = ("+", "-", "*", "min", "max")
+LEVELS = [{"symbols": list(SYMBOLS[:size])} for size in (2, 3, 4, 5)]
 POOL = {"pool": 1024, "levels": LEVELS}
 FILTER = {"filter_groups": True}
 ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -39,8 +39,10 @@ ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 PLAN = DemoPlan(
     knobs=(("kinds", ("operator",)), ("names", 8), ("function_names", 4), ("symbols", SYMBOLS)),
     demonstrations=512,
-    sft_steps=60,
-    sft_until=0.2,
+    sft_steps=90,
+    sft_more=15,
+    sft_until=0.15,
+    practice=64,
     tasks_per_step=16,
     rounds=60,
 )

@@ -1,4 +1,4 @@
-"""Beta posteriors that forget: closed forms against draws, and calibration under a moving policy."""
+"""Beta posteriors that forget: closed forms against draws, calibration under a moving policy."""
 
 from __future__ import annotations
 

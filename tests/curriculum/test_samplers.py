@@ -1,4 +1,4 @@
-"""Samplers: chances that are exact, estimates that are honest, and what choosing gains and costs."""
+"""Samplers: chances that are exact, estimates that are honest, what choosing gains and costs."""
 
 from __future__ import annotations
 

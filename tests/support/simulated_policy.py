@@ -48,7 +48,7 @@ class Simulated:
 
 
 def simulate(weigh, moves=0.02, assumed=0.02, prior=(0.3, 0.3), seed=0, rounds=120) -> Simulated:
-    """Rounds of `DRAW` tasks by a sampler; the policy moves by `moves`, beliefs assume `assumed`."""
+    """Rounds of `DRAW` tasks; the policy moves by `moves`, and beliefs assume `assumed`."""
     rng = np.random.default_rng(seed)
     policy = MovingPolicy(rng.beta(*prior, TASKS), prior, moves, rng)
     beliefs = Beliefs.of(np.zeros(TASKS, dtype=int), prior)

@@ -14,12 +14,12 @@ import torch
 from run_cases import TOYS, run, timeless
 from toy_envs import Parity
 
+from agentrl.curriculum import parts as parts_module
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import check_config
 from agentrl.trainers.observe import updates
 from agentrl.trainers.online import checkpoint, learner
-from agentrl.curriculum import parts as parts_module
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run
 from agentrl.trainers.online.session import run_training
