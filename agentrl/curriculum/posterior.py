@@ -69,7 +69,8 @@ class Beliefs:
     @property
     def seen_N(self) -> NDArray[np.bool_]:
         """Which tasks were played."""
-        return self.last_N != -1
+        seen_N: NDArray[np.bool_] = self.last_N != -1
+        return seen_N
 
     @property
     def mean_N(self) -> Floats:

@@ -72,7 +72,7 @@ class Profile:
         played for each group with signal; `times`: how many times more such groups than by uniform
         sampling. Nothing is taken to move between rounds.
         """
-        found = []
+        found: list[dict[str, Any]] = []
         n = min(tasks, len(self.beliefs))
         per_task_N = group_signal(self.beliefs.alpha_N, self.beliefs.beta_N, group_size)
         for name, kind in SAMPLERS.items():
@@ -80,10 +80,16 @@ class Profile:
                 continue
             settings: Any = kind()
             share = self._share(settings, n, per_task_N)
-            cost = group_size / share if share > 0 else None
-            found.append({"sampler": name, "signal": share, "episodes_per_group": cost})
-        even = found[0]["signal"]
-        return [row | {"times": row["signal"] / even if even > 0 else None} for row in found]
+            even = found[0]["signal"] if found else share
+            found.append(
+                {
+                    "sampler": name,
+                    "signal": share,
+                    "episodes_per_group": group_size / share if share > 0 else None,
+                    "times": share / even if even > 0 else None,
+                }
+            )
+        return found
 
     def row(self, group_size: int, tasks: int) -> dict[str, Any]:
         """What `agentrl profile --json` prints, and what `--save` keeps."""
@@ -114,7 +120,7 @@ class Profile:
 
 
 def _share_of(counts: Mapping[str, tuple[int, int]], holds: Any) -> float:
-    return sum(holds(*pair) for pair in counts.values()) / len(counts)
+    return sum(bool(holds(*pair)) for pair in counts.values()) / len(counts)
 
 
 def _mass(beliefs: Beliefs, edges: Floats) -> Floats:

@@ -174,8 +174,9 @@ def _systematic(chances: Floats, n: int, rng: np.random.Generator) -> NDArray[np
         return np.empty(0, dtype=np.int64)
     sums = chances.cumsum()
     points = (rng.random() + np.arange(n)) * (sums[-1] / n)
-    found = np.searchsorted(sums, points, side="right").astype(np.int64)
-    return np.minimum(found, len(chances) - 1)
+    found: NDArray[np.int64] = np.searchsorted(sums, points, side="right").astype(np.int64)
+    found[found >= len(chances)] = len(chances) - 1
+    return found
 
 
 def _thinned(

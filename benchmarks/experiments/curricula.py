@@ -4,8 +4,8 @@ tasks drawn evenly and once with each of the curricula, from one warm start per 
     python -m benchmarks.experiments.curricula FOLDER [SEED …] [ARM …]
 
 Counted are all sampled episodes, those of dropped groups included, until held-out pass@1 over all
-levels first reaches `TARGET`; a run that never reaches it counts as all that it sampled. A run whose
-last round is in its folder already is not run again.
+levels first reaches `TARGET`; a run that never reaches it counts as all that it sampled. A run
+whose last round is in its folder already is not run again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 PLAN = DemoPlan(
     knobs=(("kinds", ("operator",)), ("names", 8), ("function_names", 4), ("symbols", SYMBOLS)),
-    demonstrations=512,
-    sft_steps=90,
-    sft_more=15,
+    sft_steps=50,
     sft_until=0.15,
     practice=64,
-    tasks_per_step=16,
-    rounds=60,
+    tasks_per_step=24,
+    rounds=70,
 )
 
 
@@ -56,7 +54,7 @@ def settings(start: TrainConfig, arm: str, seed: int) -> TrainConfig:
         "env_settings": KNOBS,
         "curriculum": {**POOL, **curriculum},
         "eval_every": 5,
-        "held_out": {"tasks": 96},
+        "held_out": {"tasks": 128},
         "save_every": PLAN.rounds,
         "quiet_rounds": 20,
     }

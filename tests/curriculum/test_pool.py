@@ -107,7 +107,7 @@ def test_metrics_say_what_the_pass_rate_of_all_tasks_is_and_what_was_played():
     low, high = found["curriculum/pass_all_low"], found["curriculum/pass_all_high"]
     assert low <= found["curriculum/pass_all"] <= high
     assert found["curriculum/pass_played"] >= 0.25 and found["curriculum/tasks"] == 4
-    assert source.news()["chosen"] and found["curriculum/unseen"] == 0
+    assert source.news()["chosen"] and found["curriculum/unseen"] < 0.5
 
 
 def test_a_task_rests_and_a_refilled_round_draws_no_task_again():
