@@ -18,7 +18,6 @@ import typer
 from agentrl import __version__
 from agentrl.cli import (
     audit,
-    convert,
     doctor,
     environments,
     evaluate,
@@ -46,7 +45,7 @@ app.command()(environments.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
 app.command()(profile.profile)
-app.command()(convert.convert)
+app.command()(environments.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)
 app.command()(audit.regrade)

@@ -23,55 +23,56 @@ from agentrl.cli.options import (
 from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
 
+Policy = Annotated[
+    str, typer.Option(help="oracle, noop, hf:MODEL, vllm:MODEL or openai:MODEL@URL.")
+]
+Tasks = Annotated[int, typer.Option(min=1, help="Tasks, the first of the split.")]
+Samples = Annotated[int, typer.Option(min=2, help="Episodes per task.")]
+Split = Annotated[str, typer.Option(help="Split of the environment.")]
+Seed = Annotated[int, typer.Option(help="Of the run that is planned: its first tasks are played.")]
+RoundTasks = Annotated[int, typer.Option(min=1, help="Tasks of a round of that run.")]
+GroupSize = Annotated[int, typer.Option(min=2, help="G, episodes per task of such a round.")]
+Temperature = Annotated[float, typer.Option(help="Of sampled policies.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of records; an interrupted profile goes on there.")
+]
+Page = Annotated[Path, typer.Option(help="The picture: one self-contained page.")]
+Save = Annotated[Path | None, typer.Option(help="File that a run's curriculum starts from.")]
+
 
 def profile(  # noqa: PLR0913 - one parameter per option
     env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
-    policy: Annotated[
-        str, typer.Option(help="oracle, noop, hf:MODEL, vllm:MODEL or openai:MODEL@URL.")
-    ],
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks, the first of the split.")] = 128,
-    samples: Annotated[int, typer.Option(min=2, help="Episodes per task.")] = 8,
-    split: Annotated[str, typer.Option(help="Split of the environment.")] = "train",
-    tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a round.")] = 32,
-    group_size: Annotated[int, typer.Option(min=2, help="G, episodes per task of a round.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the run that is planned: its first tasks.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Of sampled policies.")] = 1.0,
+    policy: Policy,
+    tasks: Tasks = 128,
+    samples: Samples = 8,
+    split: Split = "train",
+    tasks_per_step: RoundTasks = 32,
+    group_size: GroupSize = 8,
+    seed: Seed = 0,
+    temperature: Temperature = 1.0,
     sandbox: Sandbox = "auto",
     trust: Trust = False,
     parser: Parser = "auto",
     engine_option: EngineOption = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of records; an interrupted profile goes on there.")
-    ] = None,
-    page: Annotated[Path, typer.Option(help="The picture: one self-contained page.")] = Path(
-        "profile.html"
-    ),
-    save: Annotated[
-        Path | None, typer.Option(help="File that a run's curriculum starts from.")
-    ] = None,
+    out: Out = None,
+    page: Page = Path("profile.html"),
+    save: Save = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
     """Measure every task's pass rate, and say what a run with each sampler would spend on it."""
-    from agentrl.curriculum.profile import Profile, profile_lines
+    from agentrl.curriculum.profile import Profile
     from agentrl.evaluation.run import EvalPlan
-    from agentrl.records.files import write_bytes_atomic, write_json_atomic
     from agentrl.registry import factory
-    from agentrl.report.profile_page import profile_page
     from agentrl.rollout.play import derive_seed
 
-    for file in (page, save):
-        if file is not None and not file.parent.is_dir():
-            raise ConfigError(
-                f"{file.parent} is no folder: make it, or write {file.name} elsewhere"
-            )
+    _refuse_places(page, save)
     plan = EvalPlan(
         make=factory(env, **read_settings(set_)),
         policy=policy,
         split=split,
         limit=tasks,
         samples=samples,
-        ks=(1,),
         sandbox=trusted(sandbox, trust),
         seed=derive_seed(seed, split, 0) if split == "train" else derive_seed(seed, split),
         temperature=temperature,
@@ -80,22 +81,30 @@ def profile(  # noqa: PLR0913 - one parameter per option
         out=out,
     )
     counts, summary = _play(plan, f"{env} · {policy}")
-    found = {
-        "env": env,
-        "policy": policy,
-        "split": split,
-        "seed": seed,
-        **Profile.of(counts).row(group_size, tasks_per_step),
-        "n_episodes": summary["n_episodes"],
-        "n_failed_infra": summary["n_failed_infra"],
-        "n_refused": summary["n_refused"],
-    }
+    found = {"env": env, "policy": policy, "split": split, "seed": seed}
+    found |= Profile.of(counts).row(group_size, tasks_per_step)
+    found |= {name: summary[name] for name in ("n_episodes", "n_failed_infra", "n_refused")}
+    _show(found, page, save, as_json)
+
+
+def _refuse_places(*files: Path | None) -> None:
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(
+                f"{file.parent} is no folder: make it, or write {file.name} elsewhere"
+            )
+
+
+def _show(found: dict[str, Any], page: Path, save: Path | None, as_json: bool) -> None:
+    from agentrl.curriculum.profile import profile_lines
+    from agentrl.records.files import write_bytes_atomic, write_json_atomic
+    from agentrl.report.profile_page import profile_page
+
     if save is not None:
         write_json_atomic(save, found)
     write_bytes_atomic(page, profile_page(found).encode(errors="backslashreplace"))
-    found["page"] = str(page)
     if as_json:
-        print_json(found)
+        print_json(found | {"page": str(page)})
     else:
         kept = f"; counts in {save}" if save else ""
         print("\n".join(map(plain, [*profile_lines(found), f"picture in {page}{kept}"])))

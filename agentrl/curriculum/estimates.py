@@ -11,7 +11,6 @@ cost width, never truth.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -55,14 +54,3 @@ def over_all_tasks(seen: Floats, expected: Floats, pi: Floats, expected_N: Float
     parts = (seen - expected) / (len(expected_N) * pi)
     value = float(expected_N.mean() + parts.sum())
     return Estimate(value, float(np.square(parts).sum()), len(seen))
-
-
-def weighted(estimates: Iterable[tuple[float, Estimate]]) -> Estimate:
-    """The mean of independent estimates, each with its weight: of several environments, say, or of
-    several rounds.
-    """
-    pairs = list(estimates)
-    total = math.fsum(weight for weight, _ in pairs)
-    value = math.fsum(weight * one.value for weight, one in pairs) / total
-    variance = math.fsum(weight**2 * one.variance for weight, one in pairs) / total**2
-    return Estimate(value, variance, sum(one.n_tasks for _, one in pairs))

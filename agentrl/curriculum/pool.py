@@ -111,7 +111,7 @@ class PoolSource:
         may_N = ~((last_N >= 0) & (last_N > self._round - self._rest))
         weights_N = self._weigh(believed, rng)
         pi_N = samplers.inclusion(weights_N, n, self._settings.explore, may_N)
-        at = samplers.choose(pi_N, rng)
+        at = samplers.systematic_sample(pi_N, rng)
         self._draws += 1
         draw = _Draw(at, pi_N[at], believed.mean_N)
         tasks = [self._tasks[place] for place in at]

@@ -1,7 +1,7 @@
 """Samplers: which tasks to play, as pure functions from beliefs to inclusion probabilities.
 
 A sampler gives every task i of N its weight; `inclusion` makes of it the chance π_i that task i is
-among the n that are drawn, and `choose` draws them so that these chances are exact. That the
+among the n that are drawn, and `systematic_sample` draws them so that these chances are exact. That the
 chances are known is what makes honest estimates possible (`estimates`); that they are never 0 for a
 task that may be played is the work of `explore`, the share that goes to all tasks alike.
 """
@@ -56,7 +56,7 @@ def thompson(beliefs: Beliefs, rng: np.random.Generator) -> Floats:
     return drawn_N * (1 - drawn_N)
 
 
-def mgpo(beliefs: Beliefs, rng: np.random.Generator, *, sharpness: float) -> Floats:
+def near_half(beliefs: Beliefs, rng: np.random.Generator, *, sharpness: float) -> Floats:
     """exp(−sharpness · KL(p ‖ ½)) at the expected p, as MGPO weighs its advantages
     (https://arxiv.org/abs/2511.06221, equation 5).
     """
@@ -151,7 +151,7 @@ def _capped(share_N: Floats, may_N: NDArray[np.bool_], n: int) -> Floats:
     return pi_N
 
 
-def choose(pi_N: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
+def systematic_sample(pi_N: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
     """Places of the drawn tasks, each task in it with its own chance π exactly, in random order.
 
     Systematic sampling in random order (Madow 1949): as many tasks as π sums to, none twice. Of a

@@ -199,4 +199,5 @@ def weigh_of(settings: PoolSettings) -> Any:
     own = settings.model_fields_set | set(type(settings).model_fields)
     own -= {*PoolSettings.model_fields, "sampler"}
     name: str = getattr(settings, "sampler")  # noqa: B009 - each subclass has it
-    return partial(getattr(samplers, name), **{one: getattr(settings, one) for one in sorted(own)})
+    function = samplers.near_half if name == "mgpo" else getattr(samplers, name)
+    return partial(function, **{one: getattr(settings, one) for one in sorted(own)})

@@ -56,7 +56,7 @@ def simulate(weigh, moves=0.02, assumed=0.02, prior=(0.3, 0.3), seed=0, rounds=1
     for step in range(rounds):
         believed, truth = beliefs.informed(), policy.p_N.mean()
         pi_N = samplers.inclusion(weigh(believed, rng), DRAW, 0.1)
-        at = samplers.choose(pi_N, rng)
+        at = samplers.systematic_sample(pi_N, rng)
         passed = rng.binomial(GROUP, policy.p_N[at])
         signal = (passed > 0) & (passed < GROUP)
         informative += signal.sum()
