@@ -99,6 +99,17 @@ class PoolSource:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def refuse_rounds(self, tasks: int, draws: int) -> None:
+        """Raise ConfigError where rounds of so many tasks, drawn at most so often, could run out of
+        tasks that do not rest.
+        """
+        if len(self) < (need := tasks * draws * (self._rest + 1)):
+            raise ConfigError(
+                f"the pool holds {len(self)} tasks, and rounds of {tasks} tasks, {draws} draws and"
+                f" rest={self._rest} may need {need}: raise curriculum.pool, or lower"
+                " tasks_per_step or curriculum.rest"
+            )
+
     def next(self, n: int) -> list[Task]:
         """Choose n tasks.
 

@@ -1,7 +1,7 @@
 """Samplers: which tasks to play, as pure functions from beliefs to inclusion probabilities.
 
 A sampler gives every task i of N its weight; `inclusion` makes of it the chance π_i that task i is
-among the n that are drawn, and `systematic_sample` draws them so that these chances are exact. That the
+among the n that are drawn, and `systematic_sample` draws with exactly these chances. That the
 chances are known is what makes honest estimates possible (`estimates`); that they are never 0 for a
 task that may be played is the work of `explore`, the share that goes to all tasks alike.
 """

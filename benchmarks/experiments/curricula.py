@@ -3,6 +3,8 @@ tasks drawn evenly and once with each of the curricula, from one warm start per 
 
     python -m benchmarks.experiments.curricula FOLDER [SEED …] [ARM …]
 
+leaves `curricula-SEED.svg` in the folder.
+
 Counted are all sampled episodes, those of dropped groups included, until held-out pass@1 over all
 levels first reaches `TARGET`; a run that never reaches it counts as all that it sampled. A run
 whose last round is in its folder already is not run again.
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.records.files import read_metrics
+from agentrl.report.charts import Chart, Series, svg
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
 from agentrl.trainers.online.session import train_with_display
@@ -30,11 +33,14 @@ FILTER = {"filter_groups": True}
 ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "uniform": ({"sampler": "uniform"}, FILTER),
     "learnability": ({"sampler": "learnability"}, FILTER),
+    "learnability-rest": ({"sampler": "learnability", "rest": 20}, FILTER),
     "thompson": ({"sampler": "thompson"}, FILTER),
     "thompson-refill": ({"sampler": "thompson"}, {"refill": True}),
     "staged": ({"sampler": "staged", "review": 0.3}, FILTER),
 }
 """Arm -> settings of the curriculum, and of the loss."""
+
+TONES = ("#7c8087", "#c0313a", "#2563c9", "#18805a", "#c45a12", "#7a4bc4")
 
 PLAN = DemoPlan(
     knobs=(("kinds", ("operator",)), ("names", 8), ("function_names", 4), ("symbols", SYMBOLS)),
@@ -74,6 +80,35 @@ def episodes_to_target(
     return int(sampled), False
 
 
+def picture(folder: Path, seed: int) -> str:
+    """Held-out pass@1 against sampled episodes of every run of a seed, as a drawing."""
+    lines = []
+    for number, arm in enumerate(arm for arm in ARMS if (folder / f"{arm}-{seed}").is_dir()):
+        sampled, points = 0.0, []
+        for row in read_metrics(folder / f"{arm}-{seed}" / "metrics.jsonl"):
+            sampled += row.get("episodes/total", 0.0) + row.get("refill/episodes", 0.0)
+            if "eval/pass_at_1" in row:
+                points.append((sampled, row["eval/pass_at_1"]))
+        lines.append(Series(arm, tuple(points), TONES[number]))
+    chart = Chart("", "", tuple(lines), y_range=(0.0, 1.0), wide=True)
+    legend = "".join(
+        f'<text x="60" y="{24 + 16 * place}" fill="{line.tone}">{line.label}</text>'
+        for place, line in enumerate(lines)
+    )
+    colours = "".join(
+        f".line.tone-{tone[1:]}{{stroke:{tone}}}.dot.tone-{tone[1:]}{{fill:{tone}}}"
+        for tone in TONES
+    )
+    style = (
+        "<style>text{font:11px sans-serif}.line{fill:none;stroke-width:2}.grid{stroke:#ddd}"
+        f".cross{{display:none}}{colours}</style>"
+    )
+    drawn = svg(chart).replace("tone-#", "tone-").replace("</svg>", f"{legend}</svg>")
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        ">", f">{style}", 1
+    )
+
+
 def measure(folder: Path, seeds: Sequence[int], arms: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each arm and seed; runs that are there already are read."""
     found = []
@@ -108,3 +143,5 @@ if __name__ == "__main__":
     chosen = [name for name in numbers if name in ARMS] or list(ARMS)
     seeds = [int(name) for name in numbers if name not in ARMS] or [0, 1, 2]
     measure(Path(where), seeds, chosen)
+    for one in seeds:
+        (Path(where) / f"curricula-{one}.svg").write_text(picture(Path(where), one))

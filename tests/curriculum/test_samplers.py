@@ -118,7 +118,7 @@ def test_what_was_seen_of_all_tasks_is_their_mean_whatever_was_expected():
 
 @pytest.mark.parametrize(("size", "most_ms"), [(10**3, 1), (10**5, 10), (10**6, 100)])
 def test_choosing_64_tasks_takes_little_time(size, most_ms):
-    """Best of a few, as other programs run too; a factor of three is left to slow machines."""
+    """Of the processor: other programs run too. The least of a few."""
     rng = np.random.default_rng(0)
     beliefs = beliefs_of(*[0.5] * 4)
     beliefs = Beliefs(
@@ -127,9 +127,8 @@ def test_choosing_64_tasks_takes_little_time(size, most_ms):
     )  # fmt: skip
     times = []
     for _ in range(7 if size < 10**6 else 4):
-        begun = time.perf_counter()
+        begun = time.process_time()
         pi_N = samplers.inclusion(sharp(beliefs, rng), 64, 0.1)
         samplers.systematic_sample(pi_N, rng)
-        times.append(1000 * (time.perf_counter() - begun))
-    assert min(times) <= 3 * most_ms
-    print(f"{size} tasks: {min(times):.2f} ms")
+        times.append(1000 * (time.process_time() - begun))
+    assert min(times) <= most_ms

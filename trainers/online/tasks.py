@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.curriculum.mixture import env_of
 from agentrl.curriculum.opening import open_source
 from agentrl.curriculum.parts import Part, parts_of
+from agentrl.curriculum.pool import PoolSource
 from agentrl.curriculum.source import TaskSource, Uniform
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
@@ -18,6 +19,7 @@ from agentrl.runner import pool_for
 from agentrl.sandboxes.pool import Pool
 from agentrl.trainers.config import TrainConfig
 from agentrl.trainers.observe.metrics import held_out_metrics
+from agentrl.trainers.online.rounds import MAX_DRAWS
 from agentrl.trainers.rewards import Rewards
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task
@@ -79,9 +81,16 @@ class RunTasks:
         Args:
             state: of the source of an earlier part of the run.
             refills: whether a round may draw more than once.
+
+        Raises:
+            ConfigError: the pool of a curriculum is too small for its rounds, or the state is not
+                one of these settings.
         """
         config = self._config
-        return open_source(self._envs, config.curriculum, config.seed, state, refills)
+        source = open_source(self._envs, config.curriculum, config.seed, state, refills)
+        if isinstance(source, PoolSource):
+            source.refuse_rounds(config.tasks_per_step, MAX_DRAWS if refills else 1)
+        return source
 
     def metrics(self, groups: list[Group], rewards: Rewards) -> dict[str, float]:
         """`env/NAME/…` of each of several environments: share of the groups, reward, pass rate,

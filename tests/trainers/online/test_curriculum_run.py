@@ -145,3 +145,10 @@ def test_environments_with_other_sandboxes_are_refused(model, tmp_path):
     config = settings(model, env=[{"id": PARITY}, {"id": f"{other}:Large"}], eval_every=0)
     with pytest.raises(ConfigError, match="ask for sandboxes with different limits"):
         Run(config, tmp_path / "x")
+
+
+def test_a_pool_that_rounds_would_empty_is_refused_before_anything_is_written(model, tmp_path):
+    small = {"sampler": "uniform", "pool": 20, "rest": 5}
+    with pytest.raises(ConfigError, match="holds 20 tasks, .* rest=5 may need 24"):
+        Run(settings(model, curriculum=small), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
