@@ -158,8 +158,8 @@ class TrainConfig(BaseModel):
     model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
     env: Annotated[
-        Annotated[str, Tag("id")] | Annotated[list[EnvTable], Tag("tables")],
-        Discriminator(lambda value: "tables" if isinstance(value, list) else "id"),
+        Annotated[str, Tag("single")] | Annotated[list[EnvTable], Tag("tables")],
+        Discriminator(lambda value: "tables" if isinstance(value, list) else "single"),
     ]
     """Environment id of `agentrl list`, or `path/to/file.py:Class`; several: tables `[[env]]`."""
     env_settings: dict[str, Any] = {}
@@ -361,7 +361,7 @@ def _table(kind: type[BaseModel], name: Any) -> type[BaseModel] | None:
 
 def _dotted(loc: Sequence[Any]) -> str:
     """The name of a setting as `--set` takes it."""
-    return ".".join(str(step) for step in loc if step not in CHOICES)
+    return ".".join(str(step) for step in loc if step not in (*CHOICES, "single"))
 
 
 def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]:

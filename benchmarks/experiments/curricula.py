@@ -34,6 +34,10 @@ ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "uniform": ({"sampler": "uniform"}, FILTER),
     "learnability": ({"sampler": "learnability"}, FILTER),
     "learnability-rest": ({"sampler": "learnability", "rest": 20}, FILTER),
+    "learnability-wide": (
+        {"sampler": "learnability", "sharpness": 1.0, "explore": 0.3, "drift": 0.1},
+        FILTER,
+    ),
     "thompson": ({"sampler": "thompson"}, FILTER),
     "thompson-refill": ({"sampler": "thompson"}, {"refill": True}),
     "staged": ({"sampler": "staged", "review": 0.3}, FILTER),

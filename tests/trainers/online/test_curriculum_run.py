@@ -149,6 +149,6 @@ def test_environments_with_other_sandboxes_are_refused(model, tmp_path):
 
 def test_a_pool_that_rounds_would_empty_is_refused_before_anything_is_written(model, tmp_path):
     small = {"sampler": "uniform", "pool": 20, "rest": 5}
-    with pytest.raises(ConfigError, match="holds 20 tasks, .* rest=5 may need 24"):
+    with pytest.raises(ConfigError, match=r"holds 20 tasks, .* rest=5 may need 24"):
         Run(settings(model, curriculum=small), tmp_path / "x")
     assert not (tmp_path / "x").exists()
