@@ -44,7 +44,7 @@ ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Arm -> settings of the curriculum, and of the loss."""
 
-TONES = ("#7c8087", "#c0313a", "#2563c9", "#18805a", "#c45a12", "#7a4bc4")
+TONES = ("#7c8087", "#c0313a", "#2563c9", "#18805a", "#c45a12", "#7a4bc4", "#0f7d8c")
 
 PLAN = DemoPlan(
     knobs=(("kinds", ("operator",)), ("names", 8), ("function_names", 4), ("symbols", SYMBOLS)),
