@@ -7,14 +7,31 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from agentrl.chat.settings import ChatSettings, one_of_these
+from agentrl.curriculum.settings import (
+    SAMPLERS,
+    CurriculumSettings,
+    EnvTable,
+    InOrder,
+    PoolSettings,
+    refuse_tables,
+)
 from agentrl.engines.settings import EngineSettings
 from agentrl.errors import ConfigError
+from agentrl.trainers.overrides import apply_override
 from agentrl.trainers.peers import peer_hint
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -140,8 +157,11 @@ class TrainConfig(BaseModel):
 
     model_config = STRICT | ConfigDict(ser_json_inf_nan="constants")
 
-    env: str
-    """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
+    env: Annotated[
+        Annotated[str, Tag("single")] | Annotated[list[EnvTable], Tag("tables")],
+        Discriminator(lambda value: "tables" if isinstance(value, list) else "single"),
+    ]
+    """Environment id of `agentrl list`, or `path/to/file.py:Class`; several: tables `[[env]]`."""
     env_settings: dict[str, Any] = {}
     """Arguments of the environment's constructor."""
     model: str
@@ -194,6 +214,23 @@ class TrainConfig(BaseModel):
     compute: Compute = Compute()
     """What a forward pass may spend: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`.
     """
+    curriculum: CurriculumSettings = InOrder()
+    """Which tasks are played: `{sampler = "learnability", explore = 0.2}`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainConfig:
+        if not isinstance(self.env, str):
+            refuse_tables(self.env, self.env_settings)
+        if isinstance(self.curriculum, PoolSettings):
+            self.curriculum.refuse_round(self.tasks_per_step, self.group_size)
+        return self
+
+    @property
+    def envs(self) -> list[EnvTable]:
+        """The environments of the run, at least one."""
+        if isinstance(self.env, str):
+            return [EnvTable(id=self.env, settings=self.env_settings)]
+        return self.env
 
 
 IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
@@ -203,6 +240,9 @@ TRAINED = (("compute", "lora_rank"), ("compute", "lora_alpha"), ("optimizer", "n
 """Settings in tables that a resumed run cannot change: what was trained, and the optimizer's state,
 would not fit.
 """
+
+CHOICES: dict[str, type[BaseModel]] = {**SAMPLERS, "tables": EnvTable}
+"""Kinds of tables of which one is chosen; where something is wrong, pydantic names the kind too."""
 
 MOVED = {"compute.optimizer": "optimizer.name"}
 """Settings that had another name once."""
@@ -255,7 +295,7 @@ def validated(
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         problem = (unknown or problems)[0]
-        field = ".".join(str(step) for step in problem["loc"])
+        field = _dotted(problem["loc"])
         for override in overrides:
             key = override.partition("=")[0].strip()
             if f"{field}.".startswith(f"{key}.") or f"{key}.".startswith(f"{field}."):
@@ -265,13 +305,19 @@ def validated(
 
 def _worded(kind: type[BaseModel], problem: Any) -> str:
     """What is wrong with a setting, and the fix."""
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
     last = problem["loc"][-1]
     if last in ("top_p", "top_k"):
         return (
             f"{last} is for `agentrl eval`: training scores what was sampled under the whole"
             " distribution, so set temperature alone"
         )
-    field, value = ".".join(str(step) for step in problem["loc"]), problem["input"]
+    field, value = _dotted(problem["loc"]), problem["input"]
+    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        chosen = value.get("sampler") if isinstance(value, dict) else value
+        offer = one_of_these(str(chosen), " or ".join(f"'{name}'" for name in SAMPLERS))
+        return f"{field}.sampler={chosen!r}: {offer}"
     if problem["type"] == "missing":
         return f"setting {field!r} is missing: add a line '{field} = …'"
     if problem["type"] in ("model_type", "dict_type"):
@@ -287,7 +333,7 @@ def _worded(kind: type[BaseModel], problem: Any) -> str:
 def _where_else(kind: type[BaseModel], loc: tuple[Any, ...], value: Any) -> str:
     """What was meant by the name of a setting that does not exist."""
     *path, last = loc
-    field = ".".join(map(str, loc))
+    field = _dotted(loc)
     if field in MOVED:
         return f"it is {MOVED[field]} now"
     for step in path:
@@ -306,9 +352,16 @@ def _where_else(kind: type[BaseModel], loc: tuple[Any, ...], value: Any) -> str:
 
 
 def _table(kind: type[BaseModel], name: Any) -> type[BaseModel] | None:
-    """The kind of a setting that is a table of settings itself."""
-    found = kind.model_fields[name].annotation
+    """The kind of a setting that is a table of settings itself, or of a choice of tables."""
+    if name in CHOICES:
+        return CHOICES[name]
+    found = kind.model_fields[name].annotation if name in kind.model_fields else None
     return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+
+def _dotted(loc: Sequence[Any]) -> str:
+    """The name of a setting as `--set` takes it."""
+    return ".".join(str(step) for step in loc if step not in (*CHOICES, "single"))
 
 
 def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]:
@@ -340,26 +393,3 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
 def write_config(config: TrainConfig, path: Path) -> None:
     """Write the resolved settings as TOML."""
     path.write_text(tomli_w.dumps(config.model_dump(mode="json")))
-
-
-def apply_override(row: dict[str, Any], override: str) -> None:
-    """Set one setting of plain values, from `key=value` as a command takes it.
-
-    Raises:
-        ConfigError: it is no such pair, or the key leads into what is no table.
-    """
-    key, separator, text = override.partition("=")
-    if not separator:
-        raise ConfigError(f"--set {override!r}: write it as key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *path, last = key.strip().split(".")
-    for depth, step in enumerate(path):
-        if path[0] == "loss" and depth == 1 and isinstance(row.get(step), str):
-            row[step] = {"name": row[step]}  # a part may be its name alone
-        row = row.setdefault(step, {})
-        if not isinstance(row, dict):
-            raise ConfigError(f"--set {override!r}: {step!r} is no table")
-    row[last] = value

@@ -18,11 +18,11 @@ import typer
 from agentrl import __version__
 from agentrl.cli import (
     audit,
-    convert,
     doctor,
     environments,
     evaluate,
     images,
+    profile,
     recipes,
     serve,
     train,
@@ -44,7 +44,8 @@ app.command()(environments.new)
 app.command()(environments.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
-app.command()(convert.convert)
+app.command()(profile.profile)
+app.command()(environments.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)
 app.command()(audit.regrade)

@@ -1,4 +1,4 @@
-"""`agentrl list`, `agentrl new` and `agentrl check`: environments, models, and their contracts."""
+"""`agentrl list`, `new`, `check`, `convert`: environments, models, contracts and task files."""
 
 from __future__ import annotations
 
@@ -127,3 +127,19 @@ def _in_words(found: dict[str, Any]) -> Iterator[str]:
         yield f"BROKEN  {problem}"
     if not found["problems"]:
         yield "ok      every promise of exact tokens holds"
+
+
+def convert(
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="mbpp, mbppplus or humaneval.")],
+    source: Annotated[Path, typer.Argument(help="File in that format; .gz is fine.")],
+    target: Annotated[Path, typer.Argument(help="Task file to write.")],
+    as_json: Json = False,
+) -> None:
+    """Turn a public task format into a task file."""
+    from agentrl.cli.formats import convert as run
+
+    count = run(format_, source, target)
+    if as_json:
+        print_json({"tasks": count, "out": str(target)})
+    else:
+        print(f"wrote {count} tasks to {target}")

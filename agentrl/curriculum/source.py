@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Group
@@ -28,6 +28,23 @@ class TaskSource(Protocol):
 
     def state(self) -> dict[str, Any]:
         """All that a source needs to go on from here, as JSON values."""
+        ...
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """What a source that chooses may say of its choices, for the records of a run."""
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last round that was observed."""
+        ...
+
+    def news(self) -> dict[str, Any]:
+        """Which tasks it chose in that round, and what it changed, as JSON values."""
+        ...
+
+    def sizes(self, tasks: Sequence[Task], group_size: int) -> list[int]:
+        """Episodes for each of these tasks, `group_size` on average."""
         ...
 
 

@@ -156,6 +156,11 @@ def _config(run: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{run / 'config.toml'} is damaged ({error}): restore it, or give --env"
             ) from error
+        if isinstance(config.get("env"), list):
+            raise ConfigError(
+                f"{run} is a run of several environments, and regrade reads those of one: a run of"
+                " each alone can be graded anew"
+            )
         return {
             "env": config.get("env"),
             "settings": config.get("env_settings", {}),

@@ -144,6 +144,9 @@ def _flatten(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
     for name, value in tree.items():
         if isinstance(value, dict):
             flat += _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            places = {str(place): one for place, one in enumerate(value)}
+            flat += _flatten(places, f"{prefix}{name}.")
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             flat.append((prefix + name, str(viewer.clip(text, 400))))

@@ -62,6 +62,17 @@ PANELS = (
         y_range=(0.0, 1.0),
     ),
     Panel(
+        "Pass rate of all tasks",
+        "of the curriculum's whole pool, estimated, with its 95 % interval; and of what was played",
+        (
+            ("all tasks", "curriculum/pass_all"),
+            ("low", "curriculum/pass_all_low"),
+            ("high", "curriculum/pass_all_high"),
+            ("played", "curriculum/pass_played"),
+        ),
+        y_range=(0.0, 1.0),
+    ),
+    Panel(
         "Episodes thrown away",
         "share of those played, where groups without signal are left out",
         (("thrown away", "refill/thrown_share"),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +34,8 @@ class Setting:
         deterministic: the clock must decide no reward, so an episode that meets its wall limit
             counts as failed by infrastructure.
         guard: builds the guard of one episode's tool calls; None for none.
+        makes: of a run with several environments: what the id of a task begins with, before a
+            slash -> builds the environment that plays it.
     """
 
     make: Callable[[], ToolEnv]
@@ -43,6 +45,13 @@ class Setting:
     seed: int = 0
     deterministic: bool = False
     guard: Callable[[], Guard] | None = None
+    makes: Mapping[str, Callable[[], ToolEnv]] = field(default_factory=dict)
+
+    def of(self, task: Task) -> Setting:
+        """The setting of one task's episodes: that of the environment it comes from."""
+        if not self.makes:
+            return self
+        return replace(self, make=self.makes[task.id.partition("/")[0]], makes={})
 
     def witness(self) -> Setting:
         """The same without the agent."""

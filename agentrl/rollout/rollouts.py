@@ -302,7 +302,7 @@ class Rollouts:
         key = EpisodeKey(
             batch.setting.run, batch.step, task.id, sample, attempt, batch.phase, batch.draw
         )
-        episode = await play(batch.setting, task, key)
+        episode = await play(batch.setting.of(task), task, key)
         try:
             self._on_episode(episode)
         except SystemExit as error:  # it would end the loop thread, and next() would wait for ever

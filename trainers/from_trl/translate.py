@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.recipes import recipe
-from agentrl.trainers.config import TrainConfig, apply_override, validated
+from agentrl.trainers.config import TrainConfig, validated
 from agentrl.trainers.from_trl.arguments import Arguments, Translation
 from agentrl.trainers.from_trl.loss import (
     translate_credit,
@@ -23,6 +23,7 @@ from agentrl.trainers.from_trl.loss import (
     translate_vllm,
 )
 from agentrl.trainers.from_trl.schedule import translate_optimizer, translate_rounds, translate_run
+from agentrl.trainers.overrides import apply_override
 
 _PARTS = (
     translate_rounds,

@@ -150,6 +150,8 @@ def group_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dict[
     kept = [group for group in groups if rewards.has_signal(group)]
     if earned := [reward for group in kept for reward in _rewards_of(group)]:
         metrics["reward/kept_mean"] = fmean(earned)
+        passed = [one.passed for group in kept for one in group.episodes if one.passed is not None]
+        metrics["pass/kept"] = fmean(map(bool, passed))
     return metrics
 
 

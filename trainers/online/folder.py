@@ -1,7 +1,7 @@
 """The run folder: who it belongs to, what is recorded in it, and where a run goes on.
 
-`config.toml`, `metrics.jsonl`, `episodes.jsonl`, `samples/`, `checkpoints/step_N/`, `best/step_N/`,
-`report.html`.
+`config.toml`, `metrics.jsonl`, `episodes.jsonl`, `curriculum.jsonl`, `samples/`,
+`checkpoints/step_N/`, `best/step_N/`, `report.html`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RunFolder:
         """
         self._config = config
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in ("metrics", "episodes", "samples/top", "samples/random"):
+        for name in ("metrics", "episodes", "curriculum", "samples/top", "samples/random"):
             set_aside(self.path / f"{name}.jsonl", self._is_redone)
         best.drop_after(self.path, self.start)
         self._episodes = self._parts.enter_context(EpisodeWriter(self.path / "episodes.jsonl"))
@@ -79,6 +79,11 @@ class RunFolder:
         for tracker in self._trackers:
             tracker.log(step, row)
         return row
+
+    def note(self, row: Mapping[str, Any]) -> None:
+        """Append one line to `curriculum.jsonl`: which tasks a round chose, and what it changed."""
+        with MetricsWriter(self.path / "curriculum.jsonl") as writer:
+            writer.write(row)
 
     def track(self, names: Sequence[str]) -> None:
         """Log to these as well.

@@ -36,6 +36,7 @@ def train(run: Run) -> None:
         run.engine.resume()
         metrics = {
             **rollout_metrics(played.groups, rewards),
+            **run.chosen(played),
             **run.watch.noticed(played.groups, step),
             **(played.draws.metrics(rewards) if run.learner.recipe.filters else {}),
             **learnt,

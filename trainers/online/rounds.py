@@ -77,6 +77,7 @@ class Rounds:
         size: tasks of a round.
         recipe: says which rewards train and what becomes of groups without signal.
         tell: called before each draw with the round, the number of the draw and of its tasks.
+        sizes: tasks of a draw -> episodes of each; None: as many as the sampler plays.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class Rounds:
         size: int,
         recipe: Recipe,
         tell: Callable[[int, int, int], None] = lambda step, draw, tasks: None,
+        sizes: Callable[[Sequence[Task]], Sequence[int]] | None = None,
     ) -> None:
         self._source, self._sampler, self._size = source, sampler, size
-        self._recipe, self._tell = recipe, tell
+        self._recipe, self._tell, self._sizes = recipe, tell, sizes
         self._kept: list[Group] = []
         self._tasks: dict[str, Task] = {}
 
@@ -147,9 +149,21 @@ class Rounds:
         self._tell(step, number, count)
         drawn = self._source.next(count)
         tasks.update({task.id: task for task in drawn})
-        groups = self._sampler.dispatch(drawn, step, draw=number).gather()
+        groups = self._gather(drawn, step, number)
         self._source.observe(groups)
         return groups
+
+    def _gather(self, drawn: Sequence[Task], step: int, number: int) -> list[Group]:
+        """One group per task, in their order; groups of one size play together."""
+        if self._sizes is None:
+            return self._sampler.dispatch(drawn, step, draw=number).gather()
+        size_of = dict(zip((task.id for task in drawn), self._sizes(drawn), strict=True))
+        found: dict[str, Group] = {}
+        for size in sorted(set(size_of.values())):
+            due = [task for task in drawn if size_of[task.id] == size]
+            handle = self._sampler.dispatch(due, step, draw=number, group_size=size)
+            found |= {group.task.id: group for group in handle.gather()}
+        return [found[task.id] for task in drawn]
 
     def _expire(self, step: int) -> list[Group]:
         """Give up what is too old to train in this round."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,18 +11,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentrl.chat.settings import in_words
-from agentrl.curriculum.source import TaskSource, Uniform
+from agentrl.curriculum.source import Observed, TaskSource
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.vllm_setup import refuse_missing
-from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies.base import TokenPolicy
-from agentrl.registry import factory
-from agentrl.rollout.play import Setting, derive_seed
+from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
-from agentrl.runner import pool_for
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
@@ -35,8 +30,9 @@ from agentrl.trainers.online import best
 from agentrl.trainers.online.folder import RunFolder
 from agentrl.trainers.online.learner import Learner
 from agentrl.trainers.online.rounds import Round, Rounds, pack_round, with_greedy
+from agentrl.trainers.online.tasks import RunTasks
 from agentrl.trajectory import Episode
-from agentrl.types import Message, Task
+from agentrl.types import Message
 
 MAX_CONCURRENCY = 256
 """Episodes that play at the same time, however large a round is."""
@@ -63,6 +59,7 @@ class Run:
     Attributes:
         folder: what is recorded, and where the run goes on.
         source: hands out tasks.
+        tasks: of which environments they are, and which are held out.
         rollouts: plays them with the learner's weights.
         learner: learns from what was played.
         engine: what the policy samples from.
@@ -95,9 +92,7 @@ class Run:
         algorithm.refuse_group_size(config.group_size)
         algorithm.refuse_minibatches(config.minibatches)
         refuse_missing(config.engine)
-        make = factory(config.env, **config.env_settings)
-        self._check_splits(make())
-        self._held_out = self._held_out_tasks(make())
+        self.tasks = RunTasks(config)
         self.chat = open_chat(found.model if found else config.model, config.chat)
         self.tokenizer = self.chat.tokenizer
         self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})
@@ -106,10 +101,11 @@ class Run:
         self.pad_id = 0 if pad_id is None else int(pad_id)
         state = found.state if found else {}
         self.quiet: int = state.get("quiet", 0)
-        self.source = source or Uniform(self._epoch_of(make), config.env, state.get("source"))
+        refills = self.learner.recipe.refill
+        self.source = source or self.tasks.source(state.get("source"), refills)
         self._parts = ExitStack()
         try:
-            self._open_sampler(make, engine or partial(open_engine, settings=config.engine))
+            self._open_sampler(engine or partial(open_engine, settings=config.engine))
             self._rounds = self._open_rounds()
             self.listen("chat", in_words(self.chat))
             self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was
@@ -142,15 +138,27 @@ class Run:
         """pass@k on the first held-out tasks, and how many episodes infrastructure failed; the best
         model is kept where the settings ask for it.
         """
-        settings, tasks = self.config.held_out, self._held_out
+        settings, tasks = self.config.held_out, self.tasks.held_out
         self.listen("phase", (f"evaluation after round {step}", len(tasks) * settings.samples))
         size = settings.samples
         groups = self.rollouts.gather(tasks, step, phase="eval", group_size=size)
-        result = summarize((episode for group in groups for episode in group.episodes), settings.ks)
+        episodes = [episode for group in groups for episode in group.episodes]
+        result = summarize(episodes, settings.ks)
         self.listen("eval", {"step": step, **result})
-        metrics = held_out_metrics(result)
+        metrics = held_out_metrics(result) | self.tasks.held_out_by_env(episodes, settings.ks)
         if self.config.keep_best:
             best.offer(self.folder.path, step, metrics, self._write_model)
+        return metrics
+
+    def chosen(self, played: Round) -> dict[str, float]:
+        """What a source that chooses says of the round, and metrics by environment; the tasks that
+        it chose are recorded.
+        """
+        groups, rewards = list(played.groups), self.learner.recipe.rewards
+        metrics = self.tasks.metrics(groups, rewards)
+        if isinstance(self.source, Observed):
+            metrics |= self.source.metrics()
+            self.folder.note({"step": played.step + 1, **self.source.news()})
         return metrics
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -183,18 +191,19 @@ class Run:
     ) -> None:
         self.close()
 
-    def _open_sampler(self, make: Callable[[], ToolEnv], open_with: EngineFactory) -> None:
+    def _open_sampler(self, open_with: EngineFactory) -> None:
         config, model = self.config, self.learner.model
         sampled = sampling_copy(model) if config.engine.own_weights else model
         engine = open_with(sampled, self.chat, synchronous=config.deterministic)
-        env = make()
-        sampling = Sampling(temperature=config.temperature, max_tokens=env.limits.turn_tokens)
+        tokens = self.tasks.turn_tokens
+        sampling = Sampling(temperature=config.temperature, max_tokens=tokens)
         concurrency = min(config.tasks_per_step * config.group_size, MAX_CONCURRENCY)
         self._greedy = TokenPolicy(engine, self.chat, replace(sampling, temperature=0.0))
         setting = Setting(
-            make=make,
+            make=self.tasks.make,
+            makes=self.tasks.makes,
             policy=TokenPolicy(engine, self.chat, sampling),
-            pool=pool_for(env, config.sandbox, concurrency),
+            pool=self.tasks.pool(concurrency),
             run=self.folder.path.name,
             seed=config.seed,
             deterministic=config.deterministic,
@@ -227,44 +236,15 @@ class Run:
             label = f"round {step + 1}/{config.steps}" + (f", draw {draw + 1}" if draw else "")
             self.listen("phase", (label, tasks * config.group_size))
 
+        source, sizes = self.source, None
+        if isinstance(source, Observed) and getattr(config.curriculum, "group_most", False):
+            sizes = partial(source.sizes, group_size=config.group_size)
         rounds = Rounds(
-            self.source, self.rollouts, config.tasks_per_step, self.learner.recipe, tell
+            self.source, self.rollouts, config.tasks_per_step, self.learner.recipe, tell, sizes
         )
         if found:
             rounds.load(found.folder)
         return rounds
-
-    def _check_splits(self, env: ToolEnv) -> None:
-        config = self.config
-        if config.keep_best and not config.eval_every:
-            raise ConfigError(
-                "keep_best=True chooses by held-out pass@1, and eval_every=0 measures none: set"
-                " eval_every as well"
-            )
-        if config.eval_every and env.one_split:
-            raise ConfigError(
-                f"eval_every={config.eval_every}: {config.env} has one split, so nothing is held"
-                " out: set eval_every=0, or give the environment held-out tasks (code-v0:"
-                " env_settings.held_out = 0.2)"
-            )
-        # Too small a split is refused before anything is played.
-        Uniform(self._epoch_of(lambda: env), config.env).next(config.tasks_per_step)
-
-    def _held_out_tasks(self, env: ToolEnv) -> list[Task]:
-        config = self.config
-        if not config.eval_every:
-            return []
-        split = env.tasks("test", derive_seed(config.seed, "test"))
-        tasks = list(itertools.islice(split, config.held_out.tasks))
-        if not tasks:
-            raise ConfigError(
-                f"eval_every={config.eval_every}: {config.env} has no task in split 'test': set"
-                " eval_every=0"
-            )
-        return tasks
-
-    def _epoch_of(self, make: Callable[[], ToolEnv]) -> Callable[[int], Any]:
-        return lambda epoch: make().tasks("train", derive_seed(self.config.seed, "train", epoch))
 
     def _warn(self, sentence: str) -> None:
         self.listen("warning", sentence)

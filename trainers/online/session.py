@@ -34,7 +34,9 @@ def plan_training(
         ConfigError: a setting is wrong.
     """
     settings = read_config(config, overrides)
-    found = plan_run(settings, factory(settings.env, **settings.env_settings)().limits)
+    limits = [factory(one.id, **one.settings)().limits for one in settings.envs]
+    longest = max(limits, key=lambda one: one.episode_tokens)
+    found = plan_run(settings, longest)
     if show:
         console.print(plan_table(found))
         if settings.engine.name == "vllm":

@@ -14,12 +14,12 @@ import torch
 from run_cases import TOYS, run, timeless
 from toy_envs import Parity
 
+from agentrl.curriculum import parts as parts_module
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import check_config
 from agentrl.trainers.observe import updates
 from agentrl.trainers.online import checkpoint, learner
-from agentrl.trainers.online import run as run_module
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run
 from agentrl.trainers.online.session import run_training
@@ -90,7 +90,7 @@ def test_a_policy_that_would_never_learn_is_warned_of(model, tmp_path):
 
 def test_nothing_held_out_is_no_evaluation(model, tmp_path, monkeypatch):
     tasks = Parity.tasks
-    monkeypatch.setattr(run_module, "factory", lambda *_, **__: lambda: Untested())
+    monkeypatch.setattr(parts_module, "factory", lambda *_, **__: lambda: Untested())
 
     class Untested(Parity):
         def tasks(self, split, seed):

@@ -107,6 +107,7 @@ FIELDS = {
     "learning_rate": 5e-3,
     "minibatches": 1,
     "temperature": 0.7,
+    "curriculum": {"sampler": "uniform", "pool": 20},
 }
 ELSEWHERE = {
     "env",

@@ -1,0 +1,137 @@
+"""Several environments in one run: how many tasks of each, and a least share where one is set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.curriculum.pool import PoolSource
+from agentrl.curriculum.source import TaskSource
+from agentrl.errors import ConfigError
+from agentrl.trajectory import Group
+from agentrl.types import Task
+
+
+def allocate(
+    n: int, floors: Sequence[float], weights: Sequence[float], owed: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Tasks for each environment, n in all, and what is owed to each after them.
+
+    What a floor promises adds up in `owed` until it is a whole task, so that over any number of
+    draws an environment has at most one task less than its floor. The other tasks go by the
+    weights.
+
+    Args:
+        floors: least share of each; at most 1 in sum.
+        weights: by which what is left is shared; not negative.
+        owed: tasks that earlier draws left open, each below 1 or little more.
+    """
+    due = [left + share * n for left, share in zip(owed, floors, strict=True)]
+    counts = [math.floor(one + 1e-9) for one in due]
+    while sum(counts) > n:  # whole tasks came due at once: who is owed least waits
+        waits = min(
+            (i for i, count in enumerate(counts) if count), key=lambda i: (due[i] - counts[i], i)
+        )
+        counts[waits] -= 1
+    owed = [one - count for one, count in zip(due, counts, strict=True)]
+    for i, more in enumerate(_apportion(n - sum(counts), weights)):
+        counts[i] += more
+    return counts, owed
+
+
+def _apportion(n: int, weights: Sequence[float]) -> list[int]:
+    """n as whole numbers in proportion to the weights, by largest remainder."""
+    total = math.fsum(weights)
+    exact = [n * (weight / total if total > 0 else 1 / len(weights)) for weight in weights]
+    counts = [math.floor(one) for one in exact]
+    by_rest = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_rest[: n - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+class Mixture:
+    """A source over the sources of several environments.
+
+    Tasks beyond the floors go where a group is likeliest to have signal; environments whose tasks
+    come in order share them evenly.
+
+    Args:
+        sources: environment's name -> source, whose task ids begin with that name.
+        floors: environment's name -> least share of the tasks.
+        state: of an earlier mixture.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, TaskSource],
+        floors: Mapping[str, float],
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._sources, self._floors = dict(sources), dict(floors)
+        owed = state["owed"] if state else {}
+        self._owed = [float(owed.get(name, 0.0)) for name in self._sources]
+
+    def next(self, n: int) -> list[Task]:
+        """The next n tasks, those of one environment beside each other.
+
+        Raises:
+            ConfigError: an environment has fewer than its part.
+        """
+        sources = list(self._sources.values())
+        weights = [one.expected_signal() if isinstance(one, PoolSource) else 1.0 for one in sources]
+        counts, self._owed = allocate(n, list(self._floors.values()), weights, self._owed)
+        tasks: list[Task] = []
+        for (name, source), count in zip(self._sources.items(), counts, strict=True):
+            try:
+                tasks += source.next(count) if count else []
+            except ConfigError as error:
+                raise ConfigError(f"env {name!r}: {error}") from error
+        return tasks
+
+    def sizes(self, tasks: Sequence[Task], group_size: int) -> list[int]:
+        """Episodes for each of these tasks; each environment keeps its own number in all."""
+        found: dict[str, int] = {}
+        for name, source in self._sources.items():
+            own = [task for task in tasks if env_of(task.id) == name]
+            if isinstance(source, PoolSource):
+                sizes = source.sizes(own, group_size)
+            else:
+                sizes = [group_size] * len(own)
+            found |= {task.id: size for task, size in zip(own, sizes, strict=True)}
+        return [found[task.id] for task in tasks]
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Show every source its own groups."""
+        for name, source in self._sources.items():
+            source.observe([group for group in groups if env_of(group.task.id) == name])
+
+    def metrics(self) -> dict[str, float]:
+        """Those of every source, as `curriculum/ENV/…`."""
+        return {
+            f"curriculum/{name}/{key.removeprefix('curriculum/')}": value
+            for name, source in self._sources.items()
+            if isinstance(source, PoolSource)
+            for key, value in source.metrics().items()
+        }
+
+    def news(self) -> dict[str, Any]:
+        """Environment -> what its last round changed."""
+        return {
+            name: source.news()
+            for name, source in self._sources.items()
+            if isinstance(source, PoolSource)
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What is owed, and the states of the sources."""
+        return {
+            "owed": dict(zip(self._sources, self._owed, strict=True)),
+            "sources": {name: source.state() for name, source in self._sources.items()},
+        }
+
+
+def env_of(task_id: str) -> str:
+    """The environment's name in the id of a task of a mixture."""
+    return task_id.partition("/")[0].partition("#")[0]

@@ -1,0 +1,338 @@
+"""A curriculum over a pool of tasks: a source that chooses by what it believes of their pass rates.
+
+The pool is the first `settings.pool` tasks of the environment, shared evenly by its levels: an
+endless environment is bounded by it, and so is memory. Choices are a function of the beliefs and of
+a seed that is derived from the run's seed and the number of the draw, so that a run that goes on
+from `state()` chooses the same tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.curriculum import samplers
+from agentrl.curriculum.adaptive import group_sizes
+from agentrl.curriculum.estimates import Estimate, over_all_tasks
+from agentrl.curriculum.parts import Part
+from agentrl.curriculum.posterior import Beliefs, Floats, group_signal
+from agentrl.curriculum.settings import PoolSettings, Staged, weigh_of
+from agentrl.errors import ConfigError
+from agentrl.rollout.play import derive_seed
+from agentrl.trajectory import Group
+from agentrl.types import Task
+
+_PROFILED = -2  # the round of what a profile counted: before all rounds, and not never
+
+
+@dataclass
+class _Draw:
+    """One draw: places, chances and expectations, and what was seen of it so far."""
+
+    at: NDArray[np.int64]
+    pi: Floats
+    expected_N: Floats
+    seen: dict[int, float | None] = field(default_factory=dict)
+
+    def estimate(self) -> Estimate:
+        """The mean pass rate over the pool; a task without a scored episode says nothing."""
+        known = [(i, self.seen[int(p)]) for i, p in enumerate(self.at)]
+        at = [i for i, rate in known if rate is not None]
+        rates = np.array([rate for _, rate in known if rate is not None], dtype=np.float64)
+        return over_all_tasks(rates, self.expected_N[self.at[at]], self.pi[at], self.expected_N)
+
+
+class PoolSource:
+    """Chooses tasks from a pool; see the settings for how.
+
+    Args:
+        parts: levels of one environment, the easiest first.
+        settings: of the sampler.
+        seed: of the run.
+        state: of an earlier source, to go on where it stopped.
+        apart: whether a round may draw more than once, so that no task of the last round may be
+            drawn again (`Rounds`).
+
+    Attributes:
+        beliefs: what is believed of each task, in the order of the pool.
+
+    Raises:
+        ConfigError: two tasks have one id, or the file that the settings start from is not one of
+            this pool.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        settings: PoolSettings,
+        seed: int,
+        state: Mapping[str, Any] | None = None,
+        apart: bool = False,
+    ) -> None:
+        self._parts, self._settings, self._seed = parts, settings, seed
+        self._weigh = weigh_of(settings)
+        self._rest = max(settings.rest, int(apart))
+        saved = state or {}
+        self._draws: int = saved.get("draws", 0)
+        self._round: int = saved.get("round", -1)
+        self._stage: int = saved.get("stage", 0)
+        self._positions: dict[int, int] = {int(k): v for k, v in saved.get("moved", [])}
+        self._pending: dict[str, _Draw] = {}
+        self._news: dict[str, Any] = {}
+        self._metrics: dict[str, float] = {}
+        self._fill()
+        profile = _read_profile(settings.start) if settings.start else {}
+        prior = tuple(profile.get("prior", settings.prior))
+        self.beliefs = Beliefs.of(self._levels, (prior[0], prior[1]))
+        if state:
+            self._restore(saved["beliefs"])
+        elif profile:
+            self._begin_with(profile["pass_rates"])
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def refuse_rounds(self, tasks: int, draws: int) -> None:
+        """Raise ConfigError where rounds of so many tasks, drawn at most so often, could run out of
+        tasks that do not rest.
+        """
+        if len(self) < (need := tasks * draws * (self._rest + 1)):
+            raise ConfigError(
+                f"the pool holds {len(self)} tasks, and rounds of {tasks} tasks, {draws} draws and"
+                f" rest={self._rest} may need {need}: raise curriculum.pool, or lower"
+                " tasks_per_step or curriculum.rest"
+            )
+
+    def next(self, n: int) -> list[Task]:
+        """Choose n tasks.
+
+        Raises:
+            ConfigError: fewer may be played.
+        """
+        believed = self.beliefs.informed()
+        rng = np.random.default_rng(derive_seed(self._seed, self._name, "draw", self._draws))
+        last_N = self.beliefs.last_N
+        may_N = ~((last_N >= 0) & (last_N > self._round - self._rest))
+        weights_N = self._weigh(believed, rng)
+        pi_N = samplers.inclusion(weights_N, n, self._settings.explore, may_N)
+        at = samplers.systematic_sample(pi_N, rng)
+        self._draws += 1
+        draw = _Draw(at, pi_N[at], believed.mean_N)
+        tasks = [self._tasks[place] for place in at]
+        self._pending |= dict.fromkeys((task.id for task in tasks), draw)
+        return tasks
+
+    def sizes(self, tasks: Sequence[Task], group_size: int) -> list[int]:
+        """Episodes for each of these tasks, `group_size` on average."""
+        if not self._settings.group_most:
+            return [group_size] * len(tasks)
+        believed, at = self.beliefs.informed(), [self._place[task.id] for task in tasks]
+        total, most = group_size * len(tasks), self._settings.group_most
+        return group_sizes(believed.alpha_N[at], believed.beta_N[at], total, 2, most)
+
+    def expected_signal(self, group_size: int = 8) -> float:
+        """How likely a group of the next draw is one with signal, on average."""
+        believed = self.beliefs.informed()
+        rng = np.random.default_rng(derive_seed(self._seed, self._name, "signal", self._draws))
+        pi_N = samplers.inclusion(self._weigh(believed, rng), 1, self._settings.explore)
+        return float(pi_N @ group_signal(believed.alpha_N, believed.beta_N, group_size))
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Learn from groups of tasks that were handed out; others are left alone."""
+        own = [group for group in groups if group.task.id in self._place]
+        if not own:
+            return
+        step = max(group.episodes[0].key.step for group in own)
+        if step > self._round:
+            if self._round >= 0:
+                rounds = step - self._round
+                self.beliefs = self.beliefs.moved(rounds, self._settings.drift)
+            self._round, self._news, self._metrics = step, {}, {}
+        passes = [[one.passed for one in group.episodes] for group in own]
+        passed = [sum(one is True for one in group) for group in passes]
+        scored = [sum(one is not None for one in group) for group in passes]
+        at = [self._place[group.task.id] for group in own]
+        counted = [i for i, count in enumerate(scored) if count]
+        self.beliefs = self.beliefs.observed(
+            [at[i] for i in counted],
+            [passed[i] for i in counted],
+            [scored[i] for i in counted],
+            step,
+        )
+        self._note(own, at, [c / n if n else None for c, n in zip(passed, scored, strict=True)])
+        self._move_on(at)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last round that was observed; see docs/curriculum.md."""
+        played_N = self.beliefs.last_N == self._round
+        found = {
+            **self._metrics,
+            "unseen": float(1 - self.beliefs.seen_N.mean()),
+            "tasks": float(played_N.sum()),
+            "retired": float(len(self._news.get("retired", ()))),
+        }
+        if len(self._parts) > 1:
+            found["stage"] = float(self._stage)
+            for level, mean in enumerate(samplers.level_means(self.beliefs)):
+                found[f"level_{level}/pass"] = float(mean)
+                found[f"level_{level}/tasks"] = float(played_N[self._levels == level].sum())
+        return {f"curriculum/{name}": value for name, value in found.items()}
+
+    def news(self) -> dict[str, Any]:
+        """What the last round changed, by ids: "chosen", and where it happened "retired" and
+        "promoted".
+        """
+        return self._news
+
+    def state(self) -> dict[str, Any]:
+        """Draws, rounds, beliefs of the tasks that were played, and which tasks the pool holds."""
+        beliefs = self.beliefs
+        rows = [
+            [int(place), float(a), float(b), int(last)]
+            for place in np.flatnonzero(beliefs.seen_N)
+            for a, b, last in [
+                (beliefs.alpha_N[place], beliefs.beta_N[place], beliefs.last_N[place])
+            ]
+        ]
+        return {
+            "sampler": self._settings.sampler,  # type: ignore[attr-defined]
+            "draws": self._draws,
+            "round": self._round,
+            "stage": self._stage,
+            "moved": sorted(self._positions.items()),
+            "beliefs": {"tasks": len(self), "rows": rows},
+        }
+
+    @property
+    def _name(self) -> str:
+        return self._parts[0].env
+
+    def _fill(self) -> None:
+        """Draw the pool: of every level as many tasks as it has places."""
+        share, more = divmod(self._settings.pool, len(self._parts))
+        self._streams, self._taken = [], [0] * len(self._parts)
+        tasks: list[Task] = []
+        levels: list[int] = []
+        for part in self._parts:
+            size = share + (part.level < more)
+            stream = part.epoch(self._seed)(0)
+            self._streams.append(stream)
+            drawn = self._take(part.level, size)
+            tasks += drawn
+            levels += [part.level] * len(drawn)
+        self._tasks, self._levels = tasks, np.array(levels, dtype=np.int64)
+        for place, position in sorted(self._positions.items(), key=lambda pair: pair[1]):
+            level = levels[place]
+            self._tasks[place] = self._take(level, position - self._taken[level] + 1)[-1]
+        self._place = {task.id: place for place, task in enumerate(self._tasks)}
+        if len(self._place) < len(self._tasks):
+            twice = _first_twice(task.id for task in self._tasks)
+            raise ConfigError(f"task id {twice!r} stands twice in the pool: give each its own")
+
+    def _take(self, level: int, count: int) -> list[Task]:
+        tasks = list(islice(self._streams[level], count))
+        self._taken[level] += len(tasks)
+        return tasks
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        if saved["tasks"] != len(self):
+            raise ConfigError(
+                f"the run was started with a pool of {saved['tasks']} tasks and finds {len(self)}"
+                " now: resume it with the same environment and curriculum.pool"
+            )
+        b = self.beliefs
+        for place, alpha, beta, last in saved["rows"]:
+            b.alpha_N[place], b.beta_N[place], b.last_N[place] = alpha, beta, last
+
+    def _begin_with(self, counts: Mapping[str, Sequence[int]]) -> None:
+        known = {
+            task.id.removeprefix(f"{self._prefix_of(p)}/"): p for p, task in enumerate(self._tasks)
+        }
+        found = {known[name]: pair for name, pair in counts.items() if name in known and pair[1]}
+        if not found:
+            raise ConfigError(
+                f"curriculum.start={self._settings.start!r} counts none of the pool's tasks:"
+                " profile the split 'train' of this environment with the run's seed"
+            )
+        passed, scored = zip(*found.values(), strict=True)
+        self.beliefs = self.beliefs.observed(list(found), passed, scored, _PROFILED)
+
+    def _prefix_of(self, place: int) -> str:
+        return self._parts[int(self._levels[place])].prefix
+
+    def _note(self, own: Sequence[Group], at: Sequence[int], rates: Sequence[float | None]) -> None:
+        """Keep what the round was, for metrics; further draws of a round are in none of them."""
+        for group, place, rate in zip(own, at, rates, strict=True):
+            draw = self._pending.pop(group.task.id, None)
+            if draw is None:
+                continue
+            draw.seen[place] = rate
+            self._news.setdefault("chosen", []).append(group.task.id)
+            if len(draw.seen) == len(draw.at) and not group.episodes[0].key.draw:
+                estimate = draw.estimate()
+                low, high = estimate.interval()
+                known = [one for one in draw.seen.values() if one is not None]
+                self._metrics |= {"pass_all": estimate.value, "pass_all_low": low}
+                self._metrics |= {"pass_all_high": high}
+                if known:
+                    self._metrics["pass_played"] = sum(known) / len(known)
+
+    def _move_on(self, at: Iterable[int]) -> None:
+        """Retire what is solved, and say so where the stage of difficulty has moved."""
+        for place in at if self._settings.retire < 1 else ():
+            if self.beliefs.mean_N[place] >= self._settings.retire:
+                self._replace(place)
+        if isinstance(self._settings, Staged):
+            stage = samplers.stage_of(self.beliefs, self._settings.target)
+            if stage != self._stage:
+                self._news["promoted"] = {"from": self._stage, "to": stage}
+            self._stage = stage
+
+    def _replace(self, place: int) -> None:
+        """Give a task's place to the next of its stream, where there is one."""
+        level = int(self._levels[place])
+        if not (found := self._take(level, 1)) or found[0].id in self._place:
+            return
+        old = self._tasks[place]
+        self._news.setdefault("retired", []).append(old.id)
+        del self._place[old.id]
+        self._tasks[place], self._place[found[0].id] = found[0], place
+        self._positions[place] = self._taken[level] - 1
+        b, prior = self.beliefs, self.beliefs.prior
+        alpha_N, beta_N, last_N = b.alpha_N.copy(), b.beta_N.copy(), b.last_N.copy()
+        alpha_N[place], beta_N[place], last_N[place] = *prior, -1
+        self.beliefs = replace(b, alpha_N=alpha_N, beta_N=beta_N, last_N=last_N)
+
+
+def _first_twice(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            break
+        seen.add(name)
+    return name
+
+
+def _read_profile(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(path).read_text())
+        counts = {str(name): (int(c), int(n)) for name, (c, n) in found["pass_rates"].items()}
+        a, b = map(float, found["prior"])
+    except FileNotFoundError:
+        raise ConfigError(
+            f"curriculum.start={path!r} does not exist: write it with agentrl profile --save"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"curriculum.start={path!r} is no file of agentrl profile --save ({error})"
+        ) from error
+    if not all(0 <= c <= n for c, n in counts.values()):
+        raise ConfigError(f"curriculum.start={path!r} has counts that cannot be: profile again")
+    return {"pass_rates": counts, "prior": (a, b)}
