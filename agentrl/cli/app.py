@@ -18,13 +18,16 @@ import typer
 from agentrl import __version__
 from agentrl.cli import (
     audit,
+    compare,
     convert,
     doctor,
     environments,
     evaluate,
+    export,
     images,
     recipes,
     serve,
+    suite,
     train,
     view,
 )
@@ -44,6 +47,9 @@ app.command()(environments.new)
 app.command()(environments.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
+app.command()(compare.compare)
+app.command()(suite.suite)
+app.command()(export.export)
 app.command()(convert.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)
