@@ -113,12 +113,12 @@ def _sign_flips(gap_T: np.ndarray[Any, Any], seed: int) -> float:
 
 
 def _interval(gap_T: np.ndarray[Any, Any], seed: int) -> Interval:
-    """Of tasks without any difference a bootstrap has no width; then as far as the share of tasks
-    that differ may go.
+    """Where every task differs alike a bootstrap has no width; then tasks that were not drawn may
+    differ otherwise, as many as `wilson_ci` admits.
     """
-    if not gap_T.any():
-        _, most = wilson_ci(0, len(gap_T))
-        return -most, most
+    if len(set(gap_T)) == 1:
+        gap, (_, others) = float(gap_T[0]), wilson_ci(0, len(gap_T))
+        return gap - others * (1 + gap), gap + others * (1 - gap)
     return bootstrap_ci(gap_T.tolist(), seed=seed)
 
 
@@ -255,7 +255,7 @@ def _read(folder: Path) -> _Run:
     if result["n_missing"]:
         raise ConfigError(
             f"{folder} is not complete ({result['n_missing']} samples missing,"
-            f" {result['stopped'] or 'cut short'}): run the same `agentrl eval` again, which goes on"
+            f" {result['stopped'] or 'cut short'}): run the same `agentrl eval` again to go on"
         )
     samples = result["budget"]["samples"]
     latest: dict[tuple[str, int], Episode] = {}

@@ -36,8 +36,9 @@ def find_overlap(
 
     Returns:
         `n_tasks`, `n_trained`, and of the tasks evaluated: `exact` (shown the same text),
-        `normalised` (the same but for case, spaces, numbers by place) and `near` (similarity of at
-        least `likeness.NEAR`), each counted once, with the first `pairs` (task, trained task, kind).
+        `normalised` (the same but for case, spaces, serial numbers) and `near` (similarity of at
+        least `likeness.NEAR`), each counted once; the first `pairs` (task, trained task, kind), and
+        all `tasks`.
         None where there is nothing to compare with: tasks of the training split itself, and
         environments whose splits are the same on purpose.
 
