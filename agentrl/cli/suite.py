@@ -71,7 +71,9 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         "name": row["name"],
         "pass@k": f"pass@{k} {value:.4f}" if known else "unknown",
         "95 %": f"{low:.4f} to {high:.4f}" if known else "",
-        "others": " ".join(f"@{n} {v:.4f}" for n, v in list(row["pass_at"].items())[1:] if v is not None),
+        "others": " ".join(
+            f"@{n} {v:.4f}" for n, v in list(row["pass_at"].items())[1:] if v is not None
+        ),
         "tasks": str(row["n_tasks"]),
         "episodes": str(row["n_episodes"]),
         "lost": str(row["n_failed_infra"]),

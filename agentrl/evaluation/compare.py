@@ -133,7 +133,7 @@ def _detectable(gap_T: np.ndarray[Any, Any]) -> float | None:
     return float(z * gap_T.std(ddof=1) / math.sqrt(len(gap_T)))
 
 
-def compare(first: Path, second: Path, *, seed: int = 0) -> dict[str, Any]:
+def compare_runs(first: Path, second: Path, *, seed: int = 0) -> dict[str, Any]:
     """Compare two evaluations task by task, ready for JSON.
 
     Returns:

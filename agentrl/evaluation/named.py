@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agentrl.dialogue import Dialogue, PolicyUser
 from agentrl.engines.base import Sampling
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl.evaluation.run import EvalPlan
 
 POLICIES = "oracle, noop, hf:MODEL, vllm:MODEL or openai:MODEL@URL"
+_SPEAKING = "hf:MODEL, vllm:MODEL or openai:MODEL@URL"
 LOADED = ("hf", "vllm")
 """Kinds of policies whose model is loaded here."""
 _BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
@@ -37,6 +41,38 @@ def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
     if kind == "openai":
         return _served_policy(path, plan)
     raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
+
+
+def open_user(plan: EvalPlan, env: ToolEnv) -> PolicyUser | None:
+    """The policy that speaks for the user of a dialogue; None where its own user does.
+
+    Raises:
+        ConfigError: the environment is no dialogue, or the policy cannot speak.
+    """
+    if not plan.user:
+        return None
+    if not isinstance(env, Dialogue):
+        raise ConfigError(
+            f"--user {plan.user} goes with a dialogue, and {env.id} has no user: derive it from"
+            " agentrl.Dialogue"
+        )
+    if plan.user in ("oracle", "noop"):
+        raise ConfigError(f"--user {plan.user!r} says nothing: use {_SPEAKING}")
+    return PolicyUser(open_policy(replace(plan, policy=plan.user), env))
+
+
+def with_user(make: Callable[[], ToolEnv], user: PolicyUser | None) -> Callable[[], ToolEnv]:
+    """What builds the same environment with another user; the same where there is none."""
+    if user is None:
+        return make
+
+    def built() -> ToolEnv:
+        env = make()
+        assert isinstance(env, Dialogue)
+        env.user = user
+        return env
+
+    return built
 
 
 async def close_policy(policy: Policy) -> None:

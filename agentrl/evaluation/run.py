@@ -17,7 +17,14 @@ from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, ContractError, TaskError
 from agentrl.evaluation.budget import Spending, Stopped, budget_of, priced
-from agentrl.evaluation.named import LOADED, POLICIES, close_policy, open_policy
+from agentrl.evaluation.named import (
+    LOADED,
+    POLICIES,
+    close_policy,
+    open_policy,
+    open_user,
+    with_user,
+)
 from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
@@ -152,7 +159,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
             match.writer = parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl"))
         match.open()
         parts.callback(match.rollouts.close)
-        parts.callback(lambda: match.rollouts.run(close_policy(policy)))
+        parts.callback(match.close)
         parts.callback(match.rollouts.cancel)  # first: nothing may ask what is closed
         match.play(tasks)
     result = {**match.result(), "overlap": overlap}
@@ -176,15 +183,27 @@ class _Match:
         self.refused: dict[str, str] = {}
         self.planned = 0
         self.stopped: Stopped = ""
+        self.user = open_user(plan, env)
         self.spent = Spending(plan.max_usd, plan.max_tokens)
 
     def open(self) -> None:
         """Start the loop thread on which everything plays."""
         self.rollouts = Rollouts(
-            Setting(self.plan.make, self.policy, self.pool, self.run, self.plan.seed),
+            Setting(
+                with_user(self.plan.make, self.user),
+                self.policy,
+                self.pool,
+                self.run,
+                self.plan.seed,
+            ),
             concurrency=self.plan.concurrency or 64,
             on_episode=self._finished,
         )
+
+    def close(self) -> None:
+        """Close the policies, on the loop where they played."""
+        for policy in (self.policy, *([self.user.policy] if self.user else [])):
+            self.rollouts.run(close_policy(policy))
 
     def play(self, tasks: Sequence[Task]) -> None:
         """Play what is missing of the tasks, sample by sample, until a bound is met."""

@@ -8,7 +8,7 @@ import pytest
 from helpers import Echo, make_task
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.compare import compare, curve_words, mcnemar, paired
+from agentrl.evaluation.compare import compare_runs, curve_words, mcnemar, paired
 from agentrl.evaluation.passk import bootstrap_ci
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.report.comparison import write_comparison
@@ -138,7 +138,7 @@ def played(out, make=Half, **settings):
 def test_two_recorded_runs(tmp_path):
     first = played(tmp_path / "a", policy="noop", samples=2, ks=(2,))
     second = played(tmp_path / "b", policy="oracle", samples=2, ks=(2,))
-    found = compare(first, second)
+    found = compare_runs(first, second)
     assert found["difference"] == 0.5 and found["n_tasks"] == 12 and found["p_value"] < 0.05
     assert found["only_first"] == [] and len(found["only_second"]) == 6
     assert [row["k"] for row in found["curve"]] == [1, 2]
@@ -161,7 +161,7 @@ def test_two_recorded_runs(tmp_path):
 def test_unlike_budgets_and_tasks_are_refused(tmp_path, settings, part):
     first, second = played(tmp_path / "a"), played(tmp_path / "b", **settings)
     with pytest.raises(ConfigError) as error:
-        compare(first, second)
+        compare_runs(first, second)
     assert part in str(error.value)
 
 
@@ -173,18 +173,18 @@ def test_another_task_under_one_id_is_refused(tmp_path):
 
     first, second = played(tmp_path / "a"), played(tmp_path / "b", make=Reworded)
     with pytest.raises(ConfigError, match="is another one than in"):
-        compare(first, second)
+        compare_runs(first, second)
 
 
 def test_what_is_no_whole_evaluation_is_refused(tmp_path):
     first, second = played(tmp_path / "a"), played(tmp_path / "b")
     with pytest.raises(ConfigError, match=r"holds no eval\.json"):
-        compare(first, tmp_path)
+        compare_runs(first, tmp_path)
     result = json.loads((second / "eval.json").read_text())
     (second / "eval.json").write_text(json.dumps(result | {"n_missing": 3}))
     with pytest.raises(ConfigError, match="is not complete"):
-        compare(first, second)
+        compare_runs(first, second)
     del result["budget"]
     (second / "eval.json").write_text(json.dumps(result))
     with pytest.raises(ConfigError, match="says nothing of its budget"):
-        compare(first, second)
+        compare_runs(first, second)

@@ -14,7 +14,7 @@ import pytest
 
 PUBLIC = {
     "agentrl": """
-        AgentRLError EndReason Episode Group InfraError Limits Message Score Segment Step Task
+        AgentRLError Dialogue EndReason Episode Group InfraError Limits Message Score Segment Step Task
         TaskView ToolCall ToolEnv Trajectory UserError make play register tool
     """,
     "agentrl.evaluation": """
