@@ -17,7 +17,6 @@ from agentrl.evaluation.audit.price import in_band, something_to_learn
 from agentrl.evaluation.audit.probes import Probe, probes
 from agentrl.evaluation.audit.scores import SLOW_S
 from agentrl.evaluation.audit.stage import Stage
-from agentrl.evaluation.likeness import near_pairs, renamed
 from agentrl.evaluation.audit.variants import (
     impossible,
     shown_examples,
@@ -25,6 +24,7 @@ from agentrl.evaluation.audit.variants import (
     with_canary,
     wrong_value,
 )
+from agentrl.evaluation.likeness import near_pairs, renamed
 from agentrl.policies.base import Scripted
 from agentrl.registry import factory
 from agentrl.sandboxes import open_pool

@@ -71,8 +71,9 @@ def recorded(out):
 def test_killed_and_interrupted_no_episode_is_played_twice_and_none_is_lost(folder):
     code, whole = finish(folder, "whole")
     assert code == 0 and len(whole["rows"]) == 4 and whole["stopped"] == ""
-    assert [row["pass_at"] for row in whole["rows"]][:2] == [{"1": 1.0, "2": 1.0}] + [
-        {"1": 0.0, "2": 0.0}
+    assert [row["pass_at"] for row in whole["rows"]][:2] == [
+        {"1": 1.0, "2": 1.0},
+        {"1": 0.0, "2": 0.0},
     ]
     out = folder / "cut"
     killed = start(folder, "cut")
@@ -85,7 +86,7 @@ def test_killed_and_interrupted_no_episode_is_played_twice_and_none_is_lost(fold
     playing = start(folder, "cut")
     wait_for(lambda: len(recorded(out)) >= 30, 60)
     playing.send_signal(signal.SIGINT)
-    said, told = playing.communicate(timeout=60)
+    said, _ = playing.communicate(timeout=60)
     assert playing.returncode == 130
     cut = json.loads(said.splitlines()[-1])
     assert cut["stopped"] == "interrupted" and len(cut["rows"]) == 2 and cut["n_missing"] == 2
