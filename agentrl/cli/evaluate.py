@@ -107,7 +107,6 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
     from agentrl.evaluation.prices import read_prices
     from agentrl.evaluation.run import EvalPlan
-    from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
 
     settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
@@ -133,7 +132,12 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         trained=trained,
         out=out,
     )
-    result = with_a_bar(plan, f"{env} · {policy}")
+    _tell(with_a_bar(plan, f"{env} · {policy}"), as_json, allow_lost)
+
+
+def _tell(result: Mapping[str, Any], as_json: bool, allow_lost: int) -> None:
+    from agentrl.evaluation.summary import summary_lines
+
     if as_json:
         print_json(result)
     else:

@@ -100,7 +100,7 @@ def mcnemar(gains: int, losses: int) -> float:
     """
     total = gains + losses
     tail = sum(math.comb(total, count) for count in range(min(gains, losses) + 1))
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, 2 * tail / (1 << total))
 
 
 def _sign_flips(gap_T: np.ndarray[Any, Any], seed: int) -> float:

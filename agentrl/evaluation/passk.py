@@ -22,6 +22,11 @@ from agentrl.trajectory import Episode
 Interval = tuple[float, float]
 TaskCounts = Mapping[str, tuple[int, int]]
 SIDE_EFFECT_KINDS = 20
+COUNTED = (
+    *("turns", "tool_calls", "tool_errors", "bad_calls", "denied"),
+    *("sampled_tokens", "prompt_tokens", "wall_s"),
+)
+"""Counts of an episode whose means over scored episodes are told."""
 
 
 @dataclass(frozen=True)
@@ -197,17 +202,7 @@ def summarize(
             [episode.score.value for episode in scored if episode.score.value is not None]
         ),
         "mean": {
-            name: _mean([getattr(episode.counts, name) for episode in scored])
-            for name in (
-                "turns",
-                "tool_calls",
-                "tool_errors",
-                "bad_calls",
-                "denied",
-                "sampled_tokens",
-                "prompt_tokens",
-                "wall_s",
-            )
+            name: _mean([getattr(episode.counts, name) for episode in scored]) for name in COUNTED
         },
         "side_effects": _side_effects(scored),
         "cost": (
