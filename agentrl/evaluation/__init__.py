@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from agentrl.evaluation.passk import summarize as summarize
     from agentrl.evaluation.passk import task_counts as task_counts
     from agentrl.evaluation.passk import wilson_ci as wilson_ci
+    from agentrl.evaluation.results.compare import Paired as Paired
+    from agentrl.evaluation.results.compare import compare_runs as compare_runs
+    from agentrl.evaluation.results.compare import paired as paired
     from agentrl.evaluation.run import EvalPlan as EvalPlan
     from agentrl.evaluation.run import EvalProgress as EvalProgress
     from agentrl.evaluation.run import evaluate as evaluate
-    from agentrl.evaluation.runs.compare import Paired as Paired
-    from agentrl.evaluation.runs.compare import compare_runs as compare_runs
-    from agentrl.evaluation.runs.compare import paired as paired
     from agentrl.evaluation.summary import summary_lines as summary_lines
     from agentrl.evaluation.votes import best_of_k as best_of_k
     from agentrl.evaluation.votes import majority_of_k as majority_of_k
@@ -34,7 +34,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "runs.compare": ("Paired", "compare_runs", "paired"),
+            "results.compare": ("Paired", "compare_runs", "paired"),
             "contract": ("RuleResult", "check_environment", "check_named"),
             "passk": (
                 "PassAt",

@@ -9,8 +9,8 @@ from helpers import Echo, make_task
 
 from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import bootstrap_ci
+from agentrl.evaluation.results.compare import compare_runs, curve_words, mcnemar, paired
 from agentrl.evaluation.run import EvalPlan, evaluate
-from agentrl.evaluation.runs.compare import compare_runs, curve_words, mcnemar, paired
 from agentrl.report.comparison import write_comparison
 
 

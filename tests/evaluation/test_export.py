@@ -6,8 +6,8 @@ import pytest
 from helpers import Echo
 
 from agentrl.errors import ConfigError
+from agentrl.evaluation.results.export import export
 from agentrl.evaluation.run import EvalPlan, evaluate
-from agentrl.evaluation.runs.export import export
 from agentrl.registry import factory
 
 
