@@ -16,18 +16,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import (
-    audit,
-    doctor,
-    environments,
-    evaluate,
-    images,
-    profile,
-    recipes,
-    serve,
-    train,
-    view,
-)
+from agentrl.cli import doctor, environments, images, recipes, serve, train, view
+from agentrl.cli.measure import audit, compare, evaluate, export, profile, suite
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 
@@ -45,6 +35,9 @@ app.command()(environments.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
 app.command()(profile.profile)
+app.command()(compare.compare)
+app.command()(suite.suite)
+app.command()(export.export)
 app.command()(environments.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)

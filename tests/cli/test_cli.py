@@ -16,6 +16,7 @@ from helpers import children, last_json, make_task, process, run_cli, tiny_model
 
 from agentrl.cli import app as cli
 from agentrl.cli import train as train_command
+from agentrl.cli.measure.evaluate import exit_code
 from agentrl.records.taskfile import write_tasks
 from agentrl.trainers.algorithms.catalogue.places import PLACES, label
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
@@ -469,6 +470,13 @@ def syntax_error(tmp_path):
         (["check", "hf:"], "the name of the model is empty"),
         (["check", "hf:m", "--parser", "hermess"], "did you mean 'hermes'?"),
         (["eval", "calc-v0", "--limit", "0"], "say how many, as in --limit 100"),
+        (["compare", "/no/a", "/no/b"], "/no/a holds no eval.json"),
+        (["suite", "/no/such.toml"], "suite /no/such.toml does not exist"),
+        (["export", "/no/such", "xml", "x"], "format 'xml' is unknown"),
+        (["eval", "calc-v0", "--limit", "2", "--price", "-1,2"], "--price -1,2 must be"),
+        (["eval", "calc-v0", "--limit", "2", "--k", "2"], "--k 2 must be from 1 to --samples 1"),
+        (["eval", "calc-v0", "--limit", "2", "--user", "noop"], "calc-v0 has no user"),
+        (["audit", "calc-v0", "--limit", "0"], "--limit '0' must be at least 1\n"),
         (["nosuch"], "there is no command 'nosuch': commands are doctor, "),
         (["evaluate"], "there is no command 'evaluate': did you mean 'eval'?"),
         (["images", "built"], "there is no command 'built': did you mean 'build'?"),
@@ -586,3 +594,18 @@ def test_a_full_disk_is_one_sentence(run, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", full)
     code, _, err = run("eval", "calc-v0", "--limit", "1")
     assert code == 1 and len(err.strip().splitlines()) == 1 and "the disk is full" in err
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "says"),
+    [
+        ({}, 0, ""),
+        ({"n_failed_infra": 2}, 1, "infrastructure failed 2 of 9 episodes"),
+        ({"n_missing": 3, "stopped": "interrupted"}, 130, "interrupted: 3 samples"),
+        ({"n_missing": 3, "stopped": "max_cost"}, 1, "max-cost: 3 samples were not played"),
+    ],
+)
+def test_an_evaluation_that_is_not_whole_says_so_by_its_exit_code(capsys, result, code, says):
+    whole = {"n_failed_infra": 0, "n_episodes": 9, "n_missing": 0, "stopped": ""}
+    assert exit_code(whole | result, 0) == code
+    assert says in capsys.readouterr().err

@@ -93,6 +93,8 @@ class Run:
         algorithm.refuse_minibatches(config.minibatches)
         refuse_missing(config.engine)
         self.tasks = RunTasks(config)
+        for sentence in self.tasks.overlaps():
+            self._warn(sentence)
         self.chat = open_chat(found.model if found else config.model, config.chat)
         self.tokenizer = self.chat.tokenizer
         self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})

@@ -13,6 +13,7 @@ from agentrl.curriculum.pool import PoolSource
 from agentrl.curriculum.source import TaskSource, Uniform
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
+from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.passk import summarize
 from agentrl.rollout.play import derive_seed
 from agentrl.runner import pool_for
@@ -57,6 +58,16 @@ class RunTasks:
     def turn_tokens(self) -> int:
         """The longest turn that any environment allows."""
         return max(part.make().limits.turn_tokens for part in self._parts)
+
+    def overlaps(self) -> list[str]:
+        """Of each environment with held-out tasks that it trains on, a sentence of warning."""
+        found = []
+        for part in self._parts:
+            own = [one for one in self.held_out if one.id.startswith(part.prefix)]
+            seed = derive_seed(self._config.seed, "train", 0)
+            if said := overlap_words(find_overlap(part.make(), own, "test", seed) if own else None):
+                found.append(said)
+        return found
 
     def pool(self, size: int) -> Pool:
         """The sandboxes that all environments share.
