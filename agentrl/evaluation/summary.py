@@ -54,7 +54,9 @@ def _side_effects(found: Mapping[str, Any] | None) -> str:
         return "side effects not measured"
     kinds = ", ".join(f"{kind} {count}" for kind, count in found["kinds"].items())
     where = f"in {found['episodes']} of {found['measured']} measured episodes"
-    return f"side effects {found['total']} {where}" + (f": {kinds}" if kinds else "")
+    low, high = found["ci95"]
+    share = f" ({found['rate']:.3f}, 95 % interval {low:.3f} to {high:.3f})"
+    return f"side effects {found['total']} {where}{share}" + (f": {kinds}" if kinds else "")
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
