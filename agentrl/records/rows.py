@@ -6,7 +6,15 @@ import base64
 from dataclasses import asdict
 from typing import Any
 
-from agentrl.trajectory import CallEvent, Counts, Episode, EpisodeKey, Segment, SegmentKind, Trajectory
+from agentrl.trajectory import (
+    CallEvent,
+    Counts,
+    Episode,
+    EpisodeKey,
+    Segment,
+    SegmentKind,
+    Trajectory,
+)
 from agentrl.types import BadCall, EndReason, Message, Score, TaskView, ToolCall
 
 Row = dict[str, Any]
