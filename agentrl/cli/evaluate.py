@@ -46,6 +46,9 @@ TopK = Annotated[int, typer.Option(help="Sample among so many likeliest; 0: all.
 Price = Annotated[
     str, typer.Option(help="US dollars per million prompt,completion tokens of a served model.")
 ]
+PolicyFile = Annotated[
+    str, typer.Option(help="Safety policy around tool calls: a shipped name or a file.")
+]
 AllowLost = Annotated[
     int, typer.Option(min=0, help="Episodes that infrastructure may fail; more exit with 1.")
 ]
@@ -76,6 +79,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     engine_option: EngineOption = None,
     price: Price = "",
     out: Out = None,
+    policy_file: PolicyFile = "",
     allow_lost: AllowLost = 0,
     set_: Set = None,
     as_json: Json = False,
@@ -102,6 +106,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         engine=vllm_settings(engine_option),
         prices=read_prices(price),
         out=out,
+        policy_file=policy_file,
     )
     result = _with_a_bar(plan, f"{env} · {policy}")
     if as_json:

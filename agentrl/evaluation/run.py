@@ -16,6 +16,7 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError
+from agentrl.evaluation.injection import injection_report
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
@@ -25,6 +26,8 @@ from agentrl.records.owner import owned
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
+from agentrl.safety.guard import guard_factory
+from agentrl.safety.loading import read_policy
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
@@ -53,6 +56,7 @@ class EvalPlan:
         engine: memory and length of a `vllm:` policy.
         prices: US dollars per million prompt and completion tokens of a served policy; None where
             not known.
+        policy_file: safety policy around each tool call, a name or a file; empty for none.
     """
 
     make: Callable[[], ToolEnv]
@@ -71,6 +75,7 @@ class EvalPlan:
     engine: EngineSettings = VLLM
     prices: tuple[float, float] | None = None
     out: Path | None = None
+    policy_file: str = ""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -110,6 +115,8 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     progress = progress or EvalProgress()
     env = plan.make()
     tasks = _take(env, plan)
+    safety = read_policy(plan.policy_file) if plan.policy_file else None
+    guard = guard_factory(safety) if safety else None
     policy = open_policy(plan, env)
     if isinstance(policy, TokenPolicy):
         progress.note(in_words(policy.chat))
@@ -132,7 +139,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
             played.append(episode)
             progress.episode(episode)
 
-        setting = Setting(plan.make, policy, pool, run, plan.seed)
+        setting = Setting(plan.make, policy, pool, run, plan.seed, guard=guard)
         rollouts = Rollouts(
             setting,
             group_size=plan.samples,
@@ -173,7 +180,9 @@ def _result(
         "split": plan.split,
         "seed": plan.seed,
         **_chat_of(plan, policy),
+        "policy_file": plan.policy_file,
         **summarize(episodes, plan.ks),
+        "injection": injection_report(episodes),
         "failures": _failures(episodes),
         "n_retried": len(attempts) - len(episodes),
         "n_outside_plan": len(
@@ -196,6 +205,7 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
         "top_k": plan.top_k,
         **({"chat": plan.chat.model_dump(mode="json")} if kind in _LOADED else {}),
         **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
+        **({"safety": read_policy(plan.policy_file).model_dump()} if plan.policy_file else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},

@@ -275,8 +275,10 @@ class Policy(BaseModel):
 
     def judge(self, actions: Sequence[Action]) -> tuple[Ruling, Rule | None]:
         """The strictest ruling of a call's actions, and its rule; without an action, denied."""
-        rulings = [self._one(action) for action in actions] or [(_DEFAULT, None)]
-        return min(rulings, key=lambda pair: DECISIONS.index(pair[0].decision))
+        if not actions:
+            return _DEFAULT, None
+        judged = [(EFFECTS.index(action.effect), self._one(action)) for action in actions]
+        return min(judged, key=lambda one: (DECISIONS.index(one[1][0].decision), -one[0]))[1]
 
     def _one(self, action: Action) -> tuple[Ruling, Rule | None]:
         for rule in self.ordered:

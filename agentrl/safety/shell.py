@@ -94,7 +94,7 @@ def read_command(text: str, places: frozenset[str] = HERE) -> CommandLine:
     reading = _Reading(text.encode("utf-8", "replace"), places)
     if len(text) > _LONGEST:
         return CommandLine((_strict(f"it has more than {_LONGEST} characters"),), places)
-    if _ODD.search(text) or not text.isprintable() and _has_odd_space(text):
+    if _ODD.search(text) or _has_odd_space(text):
         return CommandLine((_strict("it holds control characters"),), places)
     try:
         reading.read(_parser().parse(reading.source).root_node)
@@ -106,7 +106,7 @@ def read_command(text: str, places: frozenset[str] = HERE) -> CommandLine:
 
 def resolve(path: str, places: frozenset[str] = HERE) -> Iterator[str]:
     """What a path may be, from each of the places: see `Access.path`."""
-    if path.startswith("~") or UNKNOWN in places and not path.startswith("/"):
+    if path.startswith("~") or (UNKNOWN in places and not path.startswith("/")):
         yield UNKNOWN
         return
     for place in places:
