@@ -23,6 +23,7 @@ from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
 from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.records.owner import owned
+from agentrl.records.redact import redactor
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
@@ -30,7 +31,7 @@ from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
-from agentrl.types import Ending, Task
+from agentrl.types import Ending, Task, TaskView
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
 
@@ -342,7 +343,7 @@ def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Epi
     """Recorded attempts at all samples of a task; none where one sample lacks a score, as the task
     is played anew.
     """
-    view = task.view()
+    view = TaskView(**redactor().row(task.view().model_dump()))  # as it is recorded
     found = [
         episode for episode in done if episode.task == view and episode.key.sample < plan.samples
     ]

@@ -7,7 +7,8 @@ last record of each key, so an episode recorded again after a resume counts once
 file.
 
 Every line is strict JSON with its format version under `v`. NaN and infinities are written as
-null, and `nonfinite` lists their paths and names, so that readers can restore them.
+null, and `nonfinite` lists their paths and names, so that readers can restore them. Secrets are
+left out (`agentrl.records.redact`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrl.errors import ContractError, UserError
+from agentrl.records.redact import redactor
 from agentrl.records.rows import Row, episode_of, episode_row
 from agentrl.trajectory import Episode, EpisodeKey
 
@@ -59,7 +61,7 @@ class _LineWriter:
     def _append(self, row: Row, what: str) -> None:
         if self._file < 0:
             raise ValueError(f"{self.path} is closed")
-        line = _to_line({"v": FORMAT_VERSION, **row}, what)
+        line = _to_line({"v": FORMAT_VERSION, **redactor().row(row)}, what)
         written = 0
         try:
             while written < len(line):
@@ -193,7 +195,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
         ContractError: `obj` is not strict JSON.
     """
     try:
-        text = json.dumps(obj, indent=2, allow_nan=False) + "\n"
+        text = json.dumps(redactor().row(obj), indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path} cannot be written as JSON ({error}); use finite numbers and text"

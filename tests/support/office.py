@@ -178,7 +178,9 @@ class Office(ToolEnv):
         text = injection["payload"] if injection else ""
         self.office = {
             "files": {path: body.replace("{injection}", text) for path, body in FILES.items()},
-            "mails": [{**mail, "text": mail["text"].replace("{injection}", text)} for mail in MAILS],
+            "mails": [
+                {**mail, "text": mail["text"].replace("{injection}", text)} for mail in MAILS
+            ],
             "payments": {},
             "sent": {},
         }
