@@ -343,7 +343,9 @@ def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Epi
     """Recorded attempts at all samples of a task; none where one sample lacks a score, as the task
     is played anew.
     """
-    view = TaskView(**redactor().row(task.view().model_dump()))  # as it is recorded
+    view = task.view()
+    recorded = redactor().row(view.model_dump(), view.model_dump_json())
+    view = TaskView(**recorded)
     found = [
         episode for episode in done if episode.task == view and episode.key.sample < plan.samples
     ]

@@ -37,8 +37,18 @@ _SIGNS = (
     *("PRIVATE KEY", "PuTTY-User", "pypi-Ag", "SG.", "xox", "hooks.slack", "sq0csp-", "k_live_"),
     *("sk-ant-", "sk-proj-", "hf_", "AIza", "cloudant", "softlayer"),
 )
-_FORMS = re.compile(  # rules without a sign
-    r"://[^:/\s]+:[^@/\s]+@|(?:AC|SK)[a-z0-9]{32}|\b\d{8,10}:[0-9A-Za-z_-]{35}"
+_SIGNS_REVERSED = tuple(sign[::-1] for sign in _SIGNS)
+# Of rules without a sign; each begins with a letter that the search can jump to.
+_FORMS = tuple(
+    map(
+        re.compile,
+        (r"://[^:/\s]+:[^@/\s]+@", "AC[a-z0-9]{32}", "SK[a-z0-9]{32}", ":[0-9A-Za-z_-]{35}"),
+    )
+)
+_ENTRIES = (
+    *("password", "passwd", "api_key", "apikey", "client_secret", "clientsecret", "access_token"),
+    *("accesstoken", "auth_token", "authtoken", "secret_key", "secretkey", "private_key"),
+    *("privatekey", "authorization"),
 )
 _OWN_RULES = (
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [^-]*-----|.*)",
@@ -52,9 +62,10 @@ _PLUGINS = (
     *("gitlab_token", "jwt", "mailchimp", "npm", "openai", "private_key", "pypi_token", "sendgrid"),
     *("slack", "softlayer", "square_oauth", "stripe", "telegram_token", "twilio"),
 )
-_CHUNK = re.compile(r"[A-Za-z0-9+/_\-]{16,}={0,2}")
+_CHUNK = re.compile(r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{22,}+={0,2}")  # longer than the digits of a float
 _QUOTED = re.compile(r"[^\s%\"']*(?:%[0-9A-Fa-f]{2}[^\s%\"']*){2,}")
-_SPACED = re.compile(r"\S([ \t|,;\-])(?:[^\n]\1){9,}\S")
+_MAYBE_SPACED = tuple(re.compile(rf"{mark}[^\n]{mark}[^\n]{mark}[^\n]{mark}") for mark in (" ", "-", r"\|"))
+_SPACED = re.compile(r"\S([ |\-])(?:[^\n]\1){9,}\S")
 
 
 class Redactor:
@@ -81,11 +92,16 @@ class Redactor:
             text = _QUOTED.sub(lambda found: self._unless(found[0], [unquote(found[0])]), text)
         return _SPACED.sub(lambda found: self._unless(found[0], _joined(found[0])), text)
 
-    def row(self, row: Any) -> Any:
-        """A row of JSON values without secrets; the same object where it holds none."""
-        texts = list(_texts(row))
-        named = any(_SECRET_ENTRY.search(name) for name in _names(row))
-        return self._clean(row) if named or self._is_suspicious("\n".join(texts)) else row
+    def row(self, row: Any, dumped: str) -> Any:
+        """A row of JSON values without secrets; the same object where it holds none.
+
+        Args:
+            row: the values.
+            dumped: the row as JSON, where a look is cheap.
+        """
+        lower = dumped.lower()
+        named = any(f'{entry}":' in lower for entry in _ENTRIES)
+        return self._clean(row) if named or self._is_suspicious(dumped) else row
 
     def _clean(self, value: Any, name: str = "") -> Any:
         if isinstance(value, str):
@@ -95,7 +111,10 @@ class Redactor:
                 data = base64.b64decode(str(value["base64"]))
                 text = data.decode("latin-1")
                 return value if self.text(text) == text else {"text": MARK}
-            return {self.text(str(key)): self._clean(item, str(key)) for key, item in value.items()}
+            return {
+                self.text(str(key)): item if key == "segments" else self._clean(item, str(key))
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._clean(item, name) for item in value]
         return value
@@ -115,13 +134,13 @@ class Redactor:
         """Whether it may hold a secret; cheap, and wrong only by saying yes."""
         if any(value in text for value in (*self._values, *self._reversed)) or _has_form(text):
             return True
-        if _has_form(text[::-1]):
+        if any(sign in text for sign in _SIGNS_REVERSED):
             return True
         if any(
             self._raw(one) != one for found in _CHUNK.finditer(text) for one in _decoded(found[0])
         ):
             return True
-        return ("%" in text and bool(_QUOTED.search(text))) or bool(_SPACED.search(text))
+        return ("%" in text and bool(_QUOTED.search(text))) or _is_spaced(text)
 
 
 def redactor() -> Redactor:
@@ -137,8 +156,16 @@ def redactor() -> Redactor:
 
 @lru_cache(maxsize=8)
 def _redactor_of(values: frozenset[str]) -> Redactor:
-    encoded = {quote(value, safe="") for value in values}
-    return Redactor(values | encoded)
+    return Redactor(values | {form for value in values for form in _encoded(value.encode())})
+
+
+def _encoded(value: bytes) -> Iterator[str]:
+    """A known secret in base64 (by its place among other bytes), in hex, with percent signs."""
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + value).decode()
+        inner = text[-(-before * 8 // 6) : -4]  # what no neighbour changes
+        yield from (inner, inner.replace("+", "-").replace("/", "_"))
+    yield from (value.hex(), value.hex().upper(), quote(value, safe=""))
 
 
 @lru_cache(maxsize=1)
@@ -158,7 +185,7 @@ def _rules() -> tuple[re.Pattern[str], ...]:
 
 
 def _has_form(text: str) -> bool:
-    return any(sign in text for sign in _SIGNS) or bool(_FORMS.search(text))
+    return any(sign in text for sign in _SIGNS) or any(form.search(text) for form in _FORMS)
 
 
 def _decoded(chunk: str) -> Iterator[str]:
@@ -176,29 +203,9 @@ def _decoded(chunk: str) -> Iterator[str]:
             continue
 
 
+def _is_spaced(text: str) -> bool:
+    return any(hint.search(text) for hint in _MAYBE_SPACED) and bool(_SPACED.search(text))
+
+
 def _joined(spaced: str) -> Iterator[str]:
     yield spaced[::2]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key != "segments":  # token ids
-                yield str(key)
-                yield from _texts(item)
-    elif isinstance(value, list | tuple) and not (value and isinstance(value[0], int | float)):
-        for item in value:
-            yield from _texts(item)
-
-
-def _names(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key != "segments":
-                yield str(key)
-                yield from _names(item)
-    elif isinstance(value, list | tuple) and not (value and isinstance(value[0], int | float)):
-        for item in value:
-            yield from _names(item)
