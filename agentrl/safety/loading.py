@@ -1,4 +1,6 @@
-"""Policies from files: TOML, or Python that builds a `Policy`; and what is wrong with them."""
+"""Policies from files: TOML, Python that builds a `Policy`, or Inspect's YAML; and what is wrong
+with them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentrl.errors import ConfigError
 from agentrl.safety.actions import actions_of
 from agentrl.safety.globs import path_matches
+from agentrl.safety.inspect_file import read_inspect_file
 from agentrl.safety.policy import DECISIONS, Policy, Rule, RuleDecision
 from agentrl.types import Effect, ToolCall, ToolSpec
 
@@ -75,6 +78,8 @@ def _read(name: str) -> Policy:
         return _from_python(Path(f"{path}.py"), attribute)
     file = Path(name)
     try:
+        if file.suffix in (".yaml", ".yml"):
+            return read_inspect_file(file)
         return check_policy(tomllib.loads(file.read_text()), f"policy {file}")
     except (FileNotFoundError, IsADirectoryError):
         known = ", ".join(SHIPPED)

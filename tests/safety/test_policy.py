@@ -106,6 +106,27 @@ def test_a_rule_that_can_never_decide_is_named(tmp_path):
         read_policy("nowhere")
 
 
+def test_inspects_approver_files_are_read(tmp_path):
+    path = tmp_path / "approval.yaml"
+    path.write_text(
+        "approvers:\n  - name: human\n    tools: [pay, 'web_*']\n  - name: auto\n    tools: '*'\n"
+    )
+    found = read_policy(str(path))
+    decided = [found.judge([Action(name, "read", {})])[0] for name in ("pay", "web_x", "look")]
+    assert [one.decision for one in decided] == ["ask", "ask", "allow"]
+    assert found.approval == {"kind": "terminal"}
+    for text, wanted in {
+        "approvers: []": "approvers is missing",
+        "approvers: [{name: robot}]": "name='robot' with decision='approve' is not known",
+        "approvers: [{name: auto, tools: 'bash(cmd='}]": "names arguments",
+        "approvers: [{name: auto, limit: 3}]": "limit=3 is not read",
+        "a: [": "is not valid YAML",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=wanted.replace("(", r"\(")):
+            read_policy(str(path))
+
+
 def test_a_policy_may_be_python(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
@@ -274,7 +295,7 @@ def test_budgets_deny_and_repeated_denials_end_the_episode():
     episode = played(
         policy(allow(effects=("read",)), budget={"denied": 2}), *[call("pay", amount=1)] * 4
     )
-    assert episode.end is EndReason.VIOLATION and episode.counts.denied == 2 and Till.paid == 0
+    assert episode.end is EndReason.VIOLATION and episode.counts.denied == 2
 
 
 def test_a_dry_run_tells_what_would_be_done_and_does_nothing():

@@ -78,89 +78,12 @@ def test_a_prohibition_sees_what_the_shell_may_expand():
         assert decided(command) == "secret", command
 
 
-WORDS = st.sampled_from(
-    [
-        "ls",
-        "cat",
-        "rm",
-        "echo",
-        "cd",
-        "find",
-        "sed",
-        "sort",
-        "a",
-        "../x",
-        "/etc",
-        "-r",
-        "-la",
-        "-exec",
-        ">",
-        ">>",
-        "<",
-        "|",
-        "||",
-        "&&",
-        ";",
-        "&",
-        "(",
-        ")",
-        "{",
-        "}",
-        "$x",
-        "$(",
-        ")",
-        "`",
-        "'",
-        '"',
-        "\\",
-        "#",
-        "!",
-        "*",
-        "?",
-        "[a]",
-        "~",
-        "<(",
-        ">(",
-        "<<E",
-        "E",
-        "==",
-        "=",
-        "X=1",
-        "$'a'",
-        "2>&1",
-        "&>",
-        "{a,b}",
-        "if",
-        "then",
-        "fi",
-        "for",
-        "do",
-        "done",
-        "\n",
-        "\t",
-        "\x00",
-        "é",
-        "\xa0",
-        "\r",
-        "--",
-        "-",
-        ".",
-        "..",
-        ".*",
-        "time",
-        "coproc",
-        "[[",
-        "]]",
-        "((",
-        "))",
-        "function",
-        "esac",
-        ";;",
-        "${x}",
-        "$((1))",
-        "<<<",
-    ]
+TOKENS = (
+    "ls cat rm echo cd find sed sort a ../x /etc -r -la -exec > >> < | || && ; & ( ) { } $x $( ) `"
+    " ' \" \\ # ! * ? [a] ~ <( >( <<E E == = X=1 $'a' 2>&1 &> {a,b} if then fi for do done \n \t"
+    " \0 é \u00a0 \r -- - . .. .* time coproc [[ ]] (( )) function esac ;; ${x} $((1)) <<<"
 )
+WORDS = st.sampled_from(TOKENS.split(" "))
 LINES = st.lists(WORDS, max_size=9).flatmap(
     lambda words: st.sampled_from([" ".join(words), "".join(words)])
 ) | st.text(max_size=40)
@@ -233,14 +156,13 @@ def understood(commands, joint):
 
 async def bash(sandbox, lines):
     """The words that real bash gives to `cat`, line by line."""
-    script = 'cat() { printf "%s\\037" cat "$@"; printf "\\036"; return "${R:-0}"; }\n'
+    # One write for each call, as the parts of a pipe run at the same time.
+    script = (
+        'exec 3>&1\ncat() { local s; printf -v s "%s\\037" cat "$@"; printf "%s\\036" "$s" >&3; }\n'
+    )
     found = []
     for line in lines:
-        # Each part of a pipe writes to the same place, in its own process.
-        text = script.replace('printf "%s', 'printf >&3 "%s').replace(
-            'printf "\\036', 'printf >&3 "\\036'
-        )
-        result = await sandbox.exec(["/bin/bash", "-c", f"exec 3>&1\n{text}{line}"])
+        result = await sandbox.exec(["/bin/bash", "-c", script + line])
         rows = result.stdout.decode().split("\036")[:-1]
         found.append([tuple(row.split("\037")[:-1]) for row in rows])
     return found
