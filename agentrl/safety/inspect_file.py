@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.safety.policy import Policy, Rule, RuleDecision
+from agentrl.safety.policy import Rule, RuleDecision, SafetyPolicy
 
 _DECISIONS: Mapping[tuple[str, str], RuleDecision] = {
     ("auto", "approve"): "allow",
@@ -22,7 +22,7 @@ _DECISIONS: Mapping[tuple[str, str], RuleDecision] = {
 }
 
 
-def read_inspect_file(file: Path) -> Policy:
+def read_inspect_file(file: Path) -> SafetyPolicy:
     """The policy of a YAML file.
 
     Raises:
@@ -43,7 +43,7 @@ def read_inspect_file(file: Path) -> Policy:
     )
     asks = any(rule.decision == "ask" for rule in rules)
     approval = {"kind": "terminal"} if asks else {}
-    return Policy(name=file.stem, rules=rules, approval=approval)
+    return SafetyPolicy(name=file.stem, rules=rules, approval=approval)
 
 
 def _rule(entry: Any, where: str, number: int) -> Rule:

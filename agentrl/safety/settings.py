@@ -14,6 +14,6 @@ class SafetySettings(BaseModel):
     """Shipped name (read-only, work-area, no-irreversible, lockdown), TOML file or file.py:NAME."""
     penalty: float = Field(default=0.0, ge=0, le=1)
     """Taken off the reward of an episode with a side effect; whether it passed stays."""
-    at_most: float | None = Field(default=None, ge=0, lt=1)
-    """Share of episodes with side effects that is allowed: the penalty then is a multiplier that
+    at_most: float = Field(default=1.0, ge=0, le=1)
+    """Share of episodes with side effects that is allowed; below 1 the penalty is a multiplier that
     rises above it and falls below it, between 0 and 1, from `penalty` on."""

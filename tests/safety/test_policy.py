@@ -17,14 +17,14 @@ from agentrl.safety.approval import AtTerminal, Request, ScriptedApprover, Webho
 from agentrl.safety.globs import path_matches
 from agentrl.safety.guard import PolicyGuard, guard_factory
 from agentrl.safety.loading import SHIPPED, check_policy, read_policy, run_examples
-from agentrl.safety.policy import Action, ArgumentRule, Policy, Rule
+from agentrl.safety.policy import Action, ArgumentRule, Rule, SafetyPolicy
 from agentrl.safety.shell import UNKNOWN, Access
 from agentrl.tools import tool
 from agentrl.types import EndReason, Limits
 
 
 def policy(*rules, **rest):
-    return Policy(name="p", rules=rules, **rest)
+    return SafetyPolicy(name="p", rules=rules, **rest)
 
 
 def allow(id_="yes", **rest):
@@ -130,8 +130,8 @@ def test_inspects_approver_files_are_read(tmp_path):
 def test_a_policy_may_be_python(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
-        "from agentrl.safety.policy import Policy, Rule\n"
-        "mine = Policy(name='mine', rules=(Rule(id='r', decision='allow'),))\n"
+        "from agentrl.safety.policy import SafetyPolicy, Rule\n"
+        "mine = SafetyPolicy(name='mine', rules=(Rule(id='r', decision='allow'),))\n"
     )
     assert read_policy(f"{path}:mine").name == "mine"
     with pytest.raises(ConfigError, match="is NoneType, not"):

@@ -56,9 +56,9 @@ def test_a_path_is_resolved_before_it_is_judged():
 def test_a_prohibition_sees_what_the_shell_may_expand():
     def decided(command):
         actions, _ = actions_of(ToolCall("run", {"command": command}), RUN, ())
-        from agentrl.safety.policy import Policy, Rule
+        from agentrl.safety.policy import Rule, SafetyPolicy
 
-        policy = Policy(
+        policy = SafetyPolicy(
             name="p",
             rules=(
                 Rule(id="secret", decision="deny", paths=("secret/**",)),

@@ -27,8 +27,8 @@ class SideEffectPrice:
 
     def __init__(self, settings: SafetySettings, value: float | None = None) -> None:
         self._at_most = settings.at_most
-        self.value = settings.penalty if value is None or self._at_most is None else value
-        self.is_set = settings.penalty > 0 or settings.at_most is not None
+        self.value = settings.penalty if value is None or self._at_most == 1 else value
+        self.is_set = settings.penalty > 0 or settings.at_most < 1
 
     def around(self, make: Callable[[], ToolEnv]) -> Callable[[], ToolEnv]:
         """Builds the environment with the penalty in its reward, where there is one."""
@@ -50,7 +50,7 @@ class SideEffectPrice:
             for episode in group.episodes
             if episode.side_effects is not None and episode.reward is not None
         ]
-        if self._at_most is not None and measured:
+        if self._at_most < 1 and measured:
             rate = sum(measured) / len(measured)
             self.value = min(1.0, max(0.0, self.value + STEP_SIZE * (rate - self._at_most)))
 

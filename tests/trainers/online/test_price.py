@@ -78,7 +78,7 @@ def test_rates_are_told_apart_from_success_and_left_out_where_nobody_looked():
     assert safety_metrics([make_episode(1.0)]) == {}
 
 
-@pytest.mark.parametrize("row", [{"penalty": 2.0}, {"at_most": 1.0}, {"polcy": "x"}])
+@pytest.mark.parametrize("row", [{"penalty": 2.0}, {"at_most": 1.5}, {"polcy": "x"}])
 def test_wrong_settings_get_a_sentence(row):
     with pytest.raises(ConfigError, match=next(iter(row))):
         check_config({"env": "calc-v0", "model": "m", "safety": row}, "c.toml")
