@@ -10,6 +10,7 @@ from shell_tricks import HARMLESS, KNOWN, OWN
 
 from agentrl.safety.actions import actions_of
 from agentrl.safety.loading import read_policy
+from agentrl.safety.programs import PROGRAMS
 from agentrl.safety.shell import UNKNOWN, read_command, resolve
 from agentrl.types import ToolCall, ToolSpec
 
@@ -87,6 +88,7 @@ WORDS = st.sampled_from(TOKENS.split(" "))
 LINES = st.lists(WORDS, max_size=9).flatmap(
     lambda words: st.sampled_from([" ".join(words), "".join(words)])
 ) | st.text(max_size=40)
+READERS = {"cd", "find"} | {name for name, one in PROGRAMS.items() if one.effect == "read"}
 _SAFE = re.compile(r"[A-Za-z0-9_./ \n-]*")
 
 
@@ -102,7 +104,7 @@ def reference(command):
         words = [word for word in words if word]
         if not words:
             continue
-        if words[0] not in ("ls", "cat", "echo", "cd", "find", "sort", "sed"):
+        if words[0] not in READERS:
             return "deny"
         if words[0] != "echo" and any(
             word.startswith("/") or ".." in word.split("/") for word in words[1:]
