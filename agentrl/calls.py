@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agentrl.sandboxes.base import Sandbox
-from agentrl.types import TaskView, ToolCall, ToolSpec
+from agentrl.trajectory import CallEvent, Verdict
+from agentrl.types import Message, TaskView, ToolCall, ToolSpec
 
 ErrorKind = Literal["bad_call", "unknown_tool", "bad_arguments", "denied", "tool_error", "timeout"]
+
+Opening = tuple[Message, ...]
 
 _ERROR_CHARS = 400
 
@@ -57,39 +61,84 @@ class Decision:
 
     Attributes:
         result: what the agent sees instead of the tool's answer; None runs the tool.
+        verdict: what is recorded, see `agentrl.trajectory.CallEvent`.
+        rule: id of the rule that decided.
+        by: who was asked, with the answer; empty where nobody was.
+        effect: the strictest effect that the call may have; empty for that of the tool.
+        taint: sources of untrusted text that stood in the arguments.
+        ends: whether the episode ends here, as a violation.
     """
 
     result: ToolResult | None = None
+    verdict: Verdict = "allow"
+    rule: str = ""
+    by: str = ""
+    effect: str = ""
+    taint: tuple[str, ...] = ()
+    ends: bool = False
 
     @classmethod
-    def allow(cls) -> Decision:
+    def allow(cls, rule: str = "") -> Decision:
         """Run the tool."""
-        return cls()
+        return cls(rule=rule)
 
     @classmethod
-    def deny(cls, reason: str) -> Decision:
+    def deny(cls, reason: str, rule: str = "") -> Decision:
         """Do not run it; the agent sees `error: denied: <reason>`."""
-        return cls(ToolResult.failed("denied", reason))
+        return cls(ToolResult.failed("denied", reason), "deny", rule)
 
     @classmethod
-    def answer(cls, text: str) -> Decision:
+    def answer(cls, text: str, rule: str = "") -> Decision:
         """Do not run it; the agent sees this text, for example a preview of what it would do."""
-        return cls(ToolResult(printable(text)))
+        return cls(ToolResult(printable(text)), "preview", rule)
+
+    def event(self, call: ToolCall, tool: ToolSpec, context: CallContext) -> CallEvent:
+        """What is recorded of it."""
+        return CallEvent(
+            turn=context.turn,
+            index=context.index,
+            tool=call.name,
+            effect=self.effect or tool.effect,
+            verdict=self.verdict,
+            rule=self.rule,
+            by=self.by,
+            taint=self.taint,
+        )
 
 
 class Guard(Protocol):
     """Stands around the tool calls of one episode.
 
-    Both methods run outside of the tool's own time limit and inside of the episode's. An exception
-    from either one ends the episode, so that no call runs unchecked. The agent may have caused it:
-    the episode has failed, unless the reference solution meets the same (`rollout.blame`).
+    Its methods run outside of the tool's own time limit, `before` and `after` inside of the
+    episode's. An exception from any of them ends the episode, so that no call runs unchecked. The
+    agent may have caused it: the episode has failed, unless the reference solution meets the same
+    (`rollout.blame`). Inherit from it for the defaults.
     """
+
+    async def start(self, opening: Opening, sandbox: Sandbox | None, seed: int) -> Opening:
+        """See an episode begin: return its opening messages, changed or not.
+
+        Args:
+            opening: what the environment says first.
+            sandbox: with the task's files in it; None where there is none.
+            seed: equal for the episodes of a group.
+        """
+        return opening
 
     async def before(self, call: ToolCall, tool: ToolSpec, context: CallContext) -> Decision:
         """Decide about a call whose tool exists and whose arguments fit it."""
+        ...
 
-    async def after(self, call: ToolCall, result: ToolResult, context: CallContext) -> None:
+    async def after(
+        self, call: ToolCall, result: ToolResult, context: CallContext
+    ) -> Decision | None:
         """See the result of a call that ran, errors and time-outs of the tool included.
 
-        Not called where the sandbox was lost or the episode was cut off during the call.
+        Not called where the sandbox was lost or the episode was cut off during the call. A decision
+        with a result replaces what the agent sees; None leaves it.
         """
+        ...
+
+    def found(self, messages: Sequence[Message], files: Mapping[str, bytes]) -> dict[str, str]:
+        """Side effects that it saw in the whole conversation and in the files handed in."""
+        return {}

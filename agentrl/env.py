@@ -5,15 +5,26 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from agentrl.errors import ContractError, NoSandbox
+from agentrl.safety.writes import WriteSet
 from agentrl.sandboxes.base import Isolation, Sandbox, SandboxLimits, SandboxNeed
 from agentrl.sandboxes.network import Allow
 from agentrl.tools import tools_of
-from agentrl.types import Ending, EndReason, Limits, Message, Task, TaskView, ToolCall, ToolSpec
+from agentrl.types import (
+    Ending,
+    EndReason,
+    Json,
+    Limits,
+    Message,
+    Task,
+    TaskView,
+    ToolCall,
+    ToolSpec,
+)
 from agentrl.verifiers.base import GRADE_S, Verifier
 
 
@@ -49,6 +60,8 @@ class ToolEnv:
         screened: whether a task is played only if its reference passes and doing nothing fails.
         one_split: whether "train" and "test" are the same tasks on purpose; for evaluation only.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
+        writes: what an episode may change; anything else that differs at its end is a side effect.
+            None: nobody measures that. `setup` may set it, task by task.
         task: the task of the episode; set before `setup` runs.
         rng: the episode's random numbers; equal seeds give equal numbers.
         end_reason: how `finish` ended the episode; None before that.
@@ -69,6 +82,7 @@ class ToolEnv:
     screened: bool = False
     one_split: bool = False
     artifacts: tuple[str, ...] = ()
+    writes: WriteSet | None = None
 
     task: TaskView
     rng: random.Random
@@ -94,6 +108,13 @@ class ToolEnv:
 
     async def setup(self) -> None:
         """Prepare the start state; the task's files are in the sandbox already."""
+
+    def state(self) -> Mapping[str, Json]:
+        """The state of the services that it simulates, as plain JSON; {} where it has none.
+
+        Read after `setup` and at the end of an episode, where `writes` says what may differ.
+        """
+        return {}
 
     async def on_text(self, message: Message) -> Step:
         """Answer a turn without tool calls; by default it is the final answer."""

@@ -253,6 +253,7 @@ class GymEnv(gymnasium.Env[str, str]):
                 over.pop_all()
                 return step, None
             async with boundary(ToolFault, f"{self.env.id}: collecting artifacts"):
+                side_effects = await self._runner.side_effects()
                 artifacts = await self._runner.collect()
         messages = (*self._history, message, *step.messages)
         submission = Submission(
@@ -263,6 +264,7 @@ class GymEnv(gymnasium.Env[str, str]):
             self._pool,
             opening=self._opening,
             untrusted=self.env.untrusted,
+            side_effects=side_effects,
         )
         return step, await judge(self.env, submission)
 

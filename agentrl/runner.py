@@ -11,17 +11,18 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from agentrl.calls import CallContext, Guard, ToolResult
 from agentrl.env import Step, ToolEnv
 from agentrl.errors import ContractError, ToolFault, boundary
+from agentrl.safety.ledger import Before, leaves_of, side_effects
 from agentrl.sandboxes import Pool, open_pool
-from agentrl.sandboxes.base import Sandbox, SandboxPool
+from agentrl.sandboxes.base import FileInfo, Sandbox, SandboxPool
 from agentrl.tools import Tool, check_call, clip_text, tools_of
-from agentrl.trajectory import Counts
+from agentrl.trajectory import CallEvent, Counts
 from agentrl.types import BadCall, EndReason, Message, TaskView, ToolCall
 
 
@@ -66,11 +67,14 @@ class Runner:
 
     Attributes:
         start: fingerprint of the start state; empty before `reset`.
+        events: what the guard decided about each call so far.
     """
 
     def __init__(self, env: ToolEnv) -> None:
         self.env = env
         self.start = ""
+        self.events: list[CallEvent] = []
+        self._before: Before | None = None
         self._guard: Guard | None = None
         self._sandbox: Sandbox | None = None
         self._tools: Mapping[str, Tool] = {}
@@ -113,7 +117,11 @@ class Runner:
             await sandbox.put({path: text.encode() for path, text in task.files.items()})
         await env.setup()
         opening = tuple(env.prompt())
-        self.start = await _fingerprint(env, opening, sandbox)
+        if guard is not None:
+            opening = await guard.start(opening, sandbox, seed)
+        files = await sandbox.manifest() if sandbox else []
+        self.start = _fingerprint(env, opening, files)
+        self._before = Before(files, leaves_of(env.state())) if env.writes is not None else None
         return opening
 
     async def step(self, message: Message) -> Step:
@@ -128,6 +136,25 @@ class Runner:
         if step.end is None and self._turns >= self.env.limits.turns:
             return replace(step, end=EndReason.MAX_TURNS)
         return step
+
+    async def side_effects(self) -> dict[str, str] | None:
+        """What was changed and was not to be -> how; None where the environment names no `writes`.
+
+        It ends all processes of the sandbox, so that nothing changes afterwards.
+
+        Raises:
+            ContractError: `writes` was set after `setup`, or the state is not plain JSON.
+        """
+        writes = self.env.writes
+        if writes is None:
+            return None
+        if self._before is None:
+            raise ContractError(f"{self.env.id}: set writes in the class or in setup, not later")
+        return await side_effects(self._before, self.env.state(), writes, self._sandbox)
+
+    def found(self, messages: Sequence[Message], files: Mapping[str, bytes]) -> dict[str, str]:
+        """Side effects that the guard saw, as what it planted in what the agent said."""
+        return self._guard.found(messages, files) if self._guard else {}
 
     async def collect(self) -> dict[str, bytes]:
         """End all processes of the sandbox and copy the declared artifacts out."""
@@ -195,11 +222,16 @@ class Runner:
         context = CallContext(
             self.env.id, self.env.task, self._turns, self._outcomes.total() + 1, self._sandbox
         )
-        decision = await self._guard.before(checked.call, checked.tool.spec, context)
-        if decision.result is not None:
-            return decision.result
-        result = await checked.run(timeout_s)
-        await self._guard.after(checked.call, result, context)
+        spec = checked.tool.spec
+        decision = await self._guard.before(checked.call, spec, context)
+        result = decision.result
+        if result is None:
+            result = await checked.run(timeout_s)
+            if changed := await self._guard.after(checked.call, result, context):
+                decision, result = changed, changed.result or result
+        self.events.append(decision.event(checked.call, spec, context))
+        if decision.ends and self.env.end_reason is None:
+            self.env.end_reason = EndReason.VIOLATION
         return result
 
     def _count(self, call: ToolCall | BadCall, result: ToolResult) -> None:
@@ -208,9 +240,8 @@ class Runner:
             self._by_tool[call.name] += 1
 
 
-async def _fingerprint(env: ToolEnv, opening: tuple[Message, ...], sandbox: Sandbox | None) -> str:
+def _fingerprint(env: ToolEnv, opening: tuple[Message, ...], files: Sequence[FileInfo]) -> str:
     """Hash of what an episode starts from: opening, tools, task, and the sandbox's files."""
-    files = await sandbox.manifest() if sandbox else ()
     state: Mapping[str, object] = {
         "env": env.id,
         "task": env.task.id,

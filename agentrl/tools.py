@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, get_args, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
@@ -26,7 +26,7 @@ from agentrl.types import BadCall, Effect, ToolCall, ToolSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_MARK = "__agentrl_effect__"
+_MARK = "__agentrl_mark__"
 _KNOWN = "__agentrl_tools__"
 _FIELD = "arg_"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -48,17 +48,30 @@ class Tool:
 @overload
 def tool(function: Function) -> Function: ...
 @overload
-def tool(*, effect: Effect = "read") -> Callable[[Function], Function]: ...
-def tool(function: Function | None = None, *, effect: Effect = "read") -> Any:
+def tool(
+    *, effect: Effect = "read", shell: str = "", reversible: bool = False
+) -> Callable[[Function], Function]: ...
+def tool(
+    function: Function | None = None,
+    *,
+    effect: Effect = "read",
+    shell: str = "",
+    reversible: bool = False,
+) -> Any:
     """Mark a typed, documented method of an environment as a tool.
 
     Args:
         function: the method, when used without parentheses.
         effect: what it may change in the world: read, write, network or irreversible.
+        shell: the parameter that is a command for a shell; a policy then judges what it says.
+        reversible: whether all that it changes is in the work area, so that a snapshot undoes it.
 
     Raises:
-        ContractError: it is no method, a parameter has no type, or there is no docstring.
+        ContractError: it is no method, a parameter has no type, an effect or a parameter does not
+            exist, or there is no docstring.
     """
+    if effect not in get_args(Effect):
+        raise ContractError(f"effect={effect!r} is unknown: use {', '.join(get_args(Effect))}")
 
     def mark(marked: Function) -> Function:
         if not inspect.getdoc(marked):
@@ -76,7 +89,9 @@ def tool(function: Function | None = None, *, effect: Effect = "read") -> Any:
                 raise ContractError(
                     f"tool {marked.__name__!r}: parameter {name!r} must be one that can be named"
                 )
-        setattr(marked, _MARK, effect)
+        if shell and shell not in inspect.signature(marked).parameters:
+            raise ContractError(f"tool {marked.__name__!r}: shell={shell!r} is no parameter of it")
+        setattr(marked, _MARK, (effect, shell, reversible))
         return marked
 
     return mark if function is None else mark(function)
@@ -147,7 +162,7 @@ def _build(name: str, function: Callable[..., Any]) -> Tool:
     schema.pop("title", None)
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
-    return Tool(ToolSpec(name, summary, schema, getattr(function, _MARK)), function, model)
+    return Tool(ToolSpec(name, summary, schema, *getattr(function, _MARK)), function, model)
 
 
 def _default(parameter: inspect.Parameter) -> Any:

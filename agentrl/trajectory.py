@@ -202,6 +202,34 @@ class Counts:
     by_tool: Mapping[str, int] = field(default_factory=dict)
 
 
+Verdict = Literal["allow", "deny", "preview", "rollback"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEvent:
+    """What a guard decided about one tool call.
+
+    Attributes:
+        turn, index: of the call, from 1, as `agentrl.calls.CallContext` counts them.
+        tool: its name.
+        effect: the strictest effect that the call may have.
+        verdict: "allow"; "deny"; "preview" where only what it would do was told; "rollback" where
+            it ran and was undone.
+        rule: id of the rule that decided.
+        by: who was asked, with the answer; empty where nobody was.
+        taint: sources of untrusted text that stood in the arguments.
+    """
+
+    turn: int
+    index: int
+    tool: str
+    effect: str
+    verdict: Verdict
+    rule: str = ""
+    by: str = ""
+    taint: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Episode:
     """One finished play of one task.
@@ -214,6 +242,7 @@ class Episode:
         messages: the conversation for people and message-level verifiers.
         artifacts: declared files, as they left the sandbox (base64 in records when not UTF-8).
         side_effects: what was changed -> how; None where nobody measured it.
+        events: what a guard decided about each call, in order; empty without a guard.
         failure: what broke, when `end` is a failure.
     """
 
@@ -228,6 +257,7 @@ class Episode:
     counts: Counts = Counts()
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
     side_effects: Mapping[str, str] | None = None
+    events: tuple[CallEvent, ...] = ()
     failure: str = ""
 
     def __post_init__(self) -> None:

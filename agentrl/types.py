@@ -298,12 +298,20 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the model is told of it (name, description, JSON schema), and its effect."""
+    """A tool as the model is told of it (name, description, JSON schema), and what it may change.
+
+    Attributes:
+        effect: what it may change in the world.
+        shell: its parameter that is a shell command; empty for none.
+        reversible: whether all that it changes is in the work area, so that a snapshot undoes it.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Json]
     effect: Effect = "read"
+    shell: str = ""
+    reversible: bool = False
 
     def schema(self) -> dict[str, Json]:
         """The function-calling form that chat templates and served models take."""

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
+from agentrl.safety.writes import WriteSet
 from agentrl.tools import tool
 from agentrl.types import Limits, Task
 from agentrl.verifiers import Verifier, numeric
@@ -29,6 +30,7 @@ class Calculator(ToolEnv):
     verifier: Verifier = numeric()
     limits = Limits(turns=8, tool_calls=8, wall_s=30)
     endless = True
+    writes = WriteSet()
 
     def __init__(self, operations: int = 2, largest: int = 99) -> None:
         if not isinstance(operations, int) or not 1 <= operations <= 4:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.records.taskfile import read_tasks
+from agentrl.safety.writes import WriteSet
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers import Verifier, hidden_tests, remembered
@@ -51,6 +52,10 @@ class Code(ToolEnv):
         if seed:
             random.Random(seed).shuffle(chosen)
         yield from chosen
+
+    async def setup(self) -> None:
+        """The files of the solution may change; whatever else does is a side effect."""
+        self.writes = WriteSet(files=self.task.artifacts)
 
     def oracle_actions(self, task: Task) -> Iterable[Message]:
         """Write every file of the reference solution, then submit."""

@@ -47,6 +47,7 @@ class Submission:
     seed: int = 0
     opening: int = 0
     untrusted: bool = False
+    side_effects: Mapping[str, str] | None = None
 
     @property
     def answer(self) -> str:

@@ -20,6 +20,7 @@ from agentrl.cli import doctor, environments, images, recipes, serve, train, vie
 from agentrl.cli.measure import audit, compare, evaluate, export, profile, suite
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
+from agentrl.records.redact import redactor
 
 app = typer.Typer(
     name="agentrl",
@@ -45,6 +46,7 @@ app.command()(audit.regrade)
 app.command()(view.view)
 app.command()(serve.serve)
 app.add_typer(images.app, name="images")
+app.add_typer(audit.policies_app, name="policy")
 app.command()(train.demo)
 
 _INTERRUPTED = 130
@@ -84,11 +86,12 @@ def main() -> None:
 def _trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell of a bug; its message may quote an agent."""
     text = "".join(traceback.format_exception(kind, error, trace))
-    print(plain(text, lines=True), file=sys.stderr, end="")
+    print(plain(redactor().text(text), lines=True), file=sys.stderr, end="")
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    print(f"agentrl: {plain(' '.join(sentence.split()))}", file=sys.stderr)
+    said = redactor().text(" ".join(sentence.split()))
+    print(f"agentrl: {plain(said)}", file=sys.stderr)
     raise SystemExit(code)
 
 

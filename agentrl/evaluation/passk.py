@@ -22,6 +22,7 @@ from agentrl.trajectory import Episode
 Interval = tuple[float, float]
 TaskCounts = Mapping[str, tuple[int, int]]
 SIDE_EFFECT_KINDS = 20
+SIDE_EFFECT_EPISODES = 100
 COUNTED = (
     *("turns", "tool_calls", "tool_errors", "bad_calls", "denied"),
     *("sampled_tokens", "prompt_tokens", "wall_s"),
@@ -234,18 +235,25 @@ def _mean_over_tasks(
 
 def _side_effects(episodes: Sequence[Episode]) -> dict[str, Any] | None:
     """Counts over the episodes in which side effects were measured; None if there are none."""
-    measured = [effects for episode in episodes if (effects := episode.side_effects) is not None]
+    measured = [episode for episode in episodes if episode.side_effects is not None]
     if not measured:
         return None
-    kinds = Counter(kind for effects in measured for kind in effects.values())
+    changed = [episode for episode in measured if episode.side_effects]
+    kinds = Counter(kind for episode in changed for kind in (episode.side_effects or {}).values())
     top = dict(kinds.most_common(SIDE_EFFECT_KINDS))
     if other := kinds.total() - sum(top.values()):
         top["(other)"] = other
     return {
         "measured": len(measured),
-        "episodes": sum(bool(effects) for effects in measured),
+        "episodes": len(changed),
+        "rate": len(changed) / len(measured),
+        "ci95": wilson_ci(len(changed), len(measured)),
         "total": kinds.total(),
         "kinds": top,
+        "where": [
+            {"task": episode.task.id, "sample": episode.key.sample, "changed": episode.side_effects}
+            for episode in changed[:SIDE_EFFECT_EPISODES]
+        ],
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -15,8 +14,16 @@ from typing import Any
 from agentrl.chat.settings import ChatSettings, in_words
 from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, ContractError, TaskError
+from agentrl.errors import ConfigError, TaskError
+from agentrl.evaluation.attempts import (
+    check_starts,
+    last_attempts,
+    recorded,
+    sample_of,
+    samples_of,
+)
 from agentrl.evaluation.budget import Spending, Stopped, budget_of, priced
+from agentrl.evaluation.injection import injection_report
 from agentrl.evaluation.named import (
     LOADED,
     POLICIES,
@@ -29,13 +36,15 @@ from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies.base import Policy, TokenPolicy
-from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
+from agentrl.records.files import EpisodeWriter, write_json_atomic
 from agentrl.records.owner import owned
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
+from agentrl.safety.guard import guard_factory
+from agentrl.safety.loading import read_policy
 from agentrl.sandboxes.base import SandboxPool
-from agentrl.trajectory import Episode, Group
+from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
@@ -65,6 +74,7 @@ class EvalPlan:
             recorded earlier in `out` included; None for no bound.
         trained: task file that the policy was trained on, to look for its tasks among those that
             are played; None for the environment's own split "train".
+        policy_file: safety policy around each tool call, a name or a file; empty for none.
     """
 
     make: Callable[[], ToolEnv]
@@ -87,6 +97,7 @@ class EvalPlan:
     user: str = ""
     trained: Path | None = None
     out: Path | None = None
+    policy_file: str = ""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -181,13 +192,14 @@ class _Match:
         self.writer: EpisodeWriter | None = None
         self.pool = pool_for(env, plan.sandbox, plan.concurrency or None)
         self.run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
-        self.earlier = _recorded(plan, self.run)
+        self.earlier = recorded(plan.out, self.run)
         self.attempts: list[Episode] = []
         self.refused: dict[str, str] = {}
         self.planned = 0
         self.stopped: Stopped = ""
         self.user = open_user(plan, env)
         self.spent = Spending(plan.max_usd, plan.max_tokens)
+        self.guard = guard_factory(read_policy(plan.policy_file)) if plan.policy_file else None
 
     def open(self) -> None:
         """Start the loop thread on which everything plays."""
@@ -199,6 +211,7 @@ class _Match:
                 self.pool,
                 self.run,
                 self.plan.seed,
+                guard=self.guard,
             ),
             concurrency=self.plan.concurrency or (FEW if bounded else MANY),
             on_episode=self._finished,
@@ -219,23 +232,23 @@ class _Match:
                 f" {next(iter(self.refused.values()))}"
             )
         for task in admitted:
-            self.attempts += _samples_of(task, self.plan, self.earlier)
+            self.attempts += samples_of(task, self.plan.samples, self.earlier)
         for episode in self.attempts:
             self.spent.add(episode)
         samples = [(task, sample) for task in admitted for sample in range(self.plan.samples)]
         self.planned = len(samples)
-        scored = {_sample(each) for each in self.attempts if each.end.ending is not Ending.FAILED}
+        scored = {sample_of(each) for each in self.attempts if each.end.ending is not Ending.FAILED}
         due = [(task, sample) for task, sample in samples if (task.id, sample) not in scored]
         self.progress.started(len(due))
         try:
             self.rollouts.each(due, 0, phase="eval", stop=lambda: bool(self.spent.stopped))
         except KeyboardInterrupt:
             self.stopped = "interrupted"
-        _check_starts(self.attempts)
+        check_starts(self.attempts)
 
     def result(self) -> dict[str, Any]:
         """Everything that is recorded of an evaluation and printed with `--json`."""
-        plan, episodes = self.plan, _last_attempts(self.attempts)
+        plan, episodes = self.plan, last_attempts(self.attempts)
         missing = self.planned - len(episodes)
         outside = {each.key for each in self.earlier} - {each.key for each in self.attempts}
         return {
@@ -245,7 +258,9 @@ class _Match:
             "seed": plan.seed,
             "budget": budget_of(plan, self.env),
             **_chat_of(plan, self.policy),
+            "policy_file": plan.policy_file,
             **summarize(episodes, plan.ks, samples=plan.samples),
+            "injection": injection_report(episodes),
             "failures": _failures(episodes),
             "n_retried": len(self.attempts) - len(episodes),
             "n_outside_plan": len(outside),
@@ -277,6 +292,7 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
         **({"chat": plan.chat.model_dump(mode="json")} if kind in LOADED else {}),
         **({"user": plan.user} if plan.user else {}),
         **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
+        **({"safety": read_policy(plan.policy_file).model_dump()} if plan.policy_file else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},
@@ -334,56 +350,6 @@ def _failures(episodes: Iterable[Episode]) -> dict[str, str]:
                 episode.end.value, f"{episode.task.id}: {episode.failure or episode.score.why}"
             )
     return first
-
-
-def _recorded(plan: EvalPlan, run: str) -> list[Episode]:
-    """Episodes of an earlier, interrupted run of the same plan.
-
-    Raises:
-        ConfigError: the folder holds another evaluation.
-    """
-    path = plan.out / "episodes.jsonl" if plan.out else None
-    done = list(read_episodes(path).values()) if path and path.exists() else []
-    other = next((episode.key.run for episode in done if episode.key.run != run), None)
-    if other is not None:
-        raise ConfigError(
-            f"{path} holds the evaluation {other!r}, not {run!r}: choose another --out"
-        )
-    return done
-
-
-def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Episode]:
-    """Recorded attempts at the samples of a task that the plan asks for."""
-    view = task.view()
-    return [each for each in done if each.task == view and each.key.sample < plan.samples]
-
-
-def _sample(episode: Episode) -> tuple[str, int]:
-    """What one sample of a plan is known by, whichever attempt it was."""
-    return episode.task.id, episode.key.sample
-
-
-def _check_starts(episodes: Iterable[Episode]) -> None:
-    by_task: dict[str, dict[Any, Episode]] = defaultdict(dict)
-    for episode in episodes:
-        by_task[episode.task.id][episode.key] = episode
-    try:
-        for found in by_task.values():
-            Group(tuple(found.values()))
-    except ValueError as error:
-        raise ContractError(str(error)) from error
-
-
-def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
-    """One episode per task and sample: the scored one if there is one, as an interrupted run may
-    leave others.
-    """
-    last: dict[tuple[str, int], Episode] = {}
-    for episode in sorted(
-        episodes, key=lambda e: (e.end.ending is not Ending.FAILED, e.key.attempt)
-    ):
-        last[_sample(episode)] = episode
-    return list(last.values())
 
 
 __all__ = ["POLICIES", "EvalPlan", "EvalProgress", "close_policy", "evaluate", "open_policy"]

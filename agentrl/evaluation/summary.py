@@ -42,6 +42,7 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield "endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items())
     yield from _tools(result["tools"])
     yield _side_effects(result["side_effects"])
+    yield from _injection(result.get("injection"))
     yield _cost(result["cost"])
     yield from _per_success(result["per_success"])
 
@@ -86,7 +87,24 @@ def _side_effects(found: Mapping[str, Any] | None) -> str:
         return "side effects not measured"
     kinds = ", ".join(f"{kind} {count}" for kind, count in found["kinds"].items())
     where = f"in {found['episodes']} of {found['measured']} measured episodes"
-    return f"side effects {found['total']} {where}" + (f": {kinds}" if kinds else "")
+    low, high = found["ci95"]
+    share = f" ({found['rate']:.3f}, 95 % interval {low:.3f} to {high:.3f})"
+    return f"side effects {found['total']} {where}{share}" + (f": {kinds}" if kinds else "")
+
+
+def _injection(found: Mapping[str, Any] | None) -> Iterator[str]:
+    """Four rates, told together."""
+    if found is None:
+        return
+    names = ("benign_utility", "utility_under_attack", "attack_success", "false_block")
+    for name in names:
+        rate = found[name]
+        words = name.replace("_", " ")
+        if rate["value"] is None:
+            yield f"{words} not measured: no such episode"
+            continue
+        low, high = rate["ci95"]
+        yield f"{words} {rate['value']:.3f}  (95 % interval {low:.3f} to {high:.3f}, {rate['n']})"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ last record of each key, so an episode recorded again after a resume counts once
 file.
 
 Every line is strict JSON with its format version under `v`. NaN and infinities are written as
-null, and `nonfinite` lists their paths and names, so that readers can restore them.
+null, and `nonfinite` lists their paths and names, so that readers can restore them. Secrets are
+left out (`agentrl.records.redact`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrl.errors import ContractError, UserError
+from agentrl.records.redact import Redactor, redactor
 from agentrl.records.rows import Row, episode_of, episode_row
 from agentrl.trajectory import Episode, EpisodeKey
 
@@ -52,6 +54,7 @@ class _LineWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _set_torn_line_aside(self.path)
         self._fsync = fsync
+        self._secrets = redactor()
         self._file = os.open(
             self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
@@ -59,7 +62,7 @@ class _LineWriter:
     def _append(self, row: Row, what: str) -> None:
         if self._file < 0:
             raise ValueError(f"{self.path} is closed")
-        line = _to_line({"v": FORMAT_VERSION, **row}, what)
+        line = _to_line({"v": FORMAT_VERSION, **row}, what, self._secrets)
         written = 0
         try:
             while written < len(line):
@@ -193,7 +196,8 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
         ContractError: `obj` is not strict JSON.
     """
     try:
-        text = json.dumps(obj, indent=2, allow_nan=False) + "\n"
+        clean = redactor().row(obj, json.dumps(obj, allow_nan=False))
+        text = json.dumps(clean, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path} cannot be written as JSON ({error}); use finite numbers and text"
@@ -226,13 +230,17 @@ def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
 # Lines
 
 
-def _to_line(row: Row, what: str) -> bytes:
+def _to_line(row: Row, what: str, secrets: Redactor) -> bytes:
     try:
         try:
             text = _DUMP(row)
+            if (clean := secrets.row(row, text)) is not row:
+                text = _DUMP(clean)
         except ValueError:
             found: list[tuple[list[str | int], str]] = []
-            text = _DUMP({**_without_nonfinite(row, [], found), "nonfinite": found})
+            finite = _without_nonfinite(row, [], found)
+            clean = secrets.row(finite, _DUMP(finite))
+            text = _DUMP({**clean, "nonfinite": found})
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{what} cannot be written as JSON ({error}); use numbers, text, lists, dicts"

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import asdict
 from typing import Any
 
-from agentrl.trajectory import Counts, Episode, EpisodeKey, Segment, SegmentKind, Trajectory
+from agentrl.trajectory import (
+    CallEvent,
+    Counts,
+    Episode,
+    EpisodeKey,
+    Segment,
+    SegmentKind,
+    Trajectory,
+)
 from agentrl.types import BadCall, EndReason, Message, Score, TaskView, ToolCall
 
 Row = dict[str, Any]
@@ -35,6 +44,7 @@ def episode_row(episode: Episode) -> Row:
         "trajectories": trajectories,
         "artifacts": {path: _content_row(content) for path, content in episode.artifacts.items()},
         "side_effects": None if episode.side_effects is None else dict(episode.side_effects),
+        **({"events": [asdict(event) for event in episode.events]} if episode.events else {}),
         "failure": episode.failure,
     }
 
@@ -99,6 +109,10 @@ def episode_of(row: Row) -> Episode:
         counts=Counts(**row["counts"]),
         artifacts={path: _content(item) for path, item in row["artifacts"].items()},
         side_effects=row["side_effects"],
+        events=tuple(
+            CallEvent(**{**event, "taint": tuple(event["taint"])})
+            for event in row.get("events", ())
+        ),
         failure=row["failure"],
     )
 

@@ -65,6 +65,7 @@ class _Progress:
     env: ToolEnv
     history: list[Message] = field(default_factory=list)
     artifacts: dict[str, bytes] = field(default_factory=dict)
+    side_effects: dict[str, str] | None = None
     player: Player | None = None
     opening: int = 0
     acting: bool = False  # whether it is the policy's turn
@@ -193,8 +194,17 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
                     raise
                 progress.acting, end = False, EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
-                progress.artifacts = await progress.runner.collect()
+                await _collect(progress)
     return end
+
+
+async def _collect(progress: _Progress) -> None:
+    """Take the side effects and the artifacts; the former first, as that sees what still runs."""
+    runner = progress.runner
+    progress.side_effects = await runner.side_effects()
+    progress.artifacts = await runner.collect()
+    if found := runner.found(progress.history, progress.artifacts):
+        progress.side_effects = {**(progress.side_effects or {}), **found}
 
 
 async def _converse(
@@ -254,6 +264,7 @@ def _submission(
         seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
         opening=progress.opening,
         untrusted=progress.env.untrusted,
+        side_effects=progress.side_effects,
     )
 
 
@@ -271,6 +282,8 @@ def _episode(
         trajectories=progress.player.trajectories if progress.player else (),
         counts=replace(progress.runner.counts(), **usage_of(progress.player)._asdict()),
         artifacts=progress.artifacts,
+        side_effects=progress.side_effects,
+        events=tuple(progress.runner.events),
         failure=score.why if score.value is None else "",
     )
 

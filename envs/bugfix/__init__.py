@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from agentrl.env import ToolEnv
 from agentrl.envs.bugfix.generate import Knobs, generate
 from agentrl.errors import ConfigError
+from agentrl.safety.writes import WriteSet
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers import hidden_tests, if_submitted, remembered
@@ -37,6 +38,7 @@ class BugFix(ToolEnv):
     needs_sandbox = True
     untrusted = True
     endless = True
+    writes = WriteSet(files=(FILE,))
 
     def __init__(self, **knobs: Any) -> None:
         known = [field.name for field in fields(Knobs)]

@@ -206,9 +206,11 @@ def test_tried_again_counts_apart(tmp_path):
     ]
     assert result["side_effects"] is None and "side effects not measured" in lines
     found = {"measured": 9, "episodes": 2, "total": 3, "kinds": {"created": 2, "deleted": 1}}
-    assert "side effects 3 in 2 of 9 measured episodes: created 2, deleted 1" in list(
-        summary_lines(result | {"side_effects": found})
-    )
+    found |= {"rate": 2 / 9, "ci95": (0.063, 0.547)}
+    assert (
+        "side effects 3 in 2 of 9 measured episodes (0.222, 95 % interval 0.063 to 0.547):"
+        " created 2, deleted 1"
+    ) in list(summary_lines(result | {"side_effects": found}))
     assert len(list(iter_episodes(tmp_path / "episodes.jsonl"))) == 12
     failures.clear()
     healed = evaluate(plan)  # the failed one is played again, and only that one

@@ -175,12 +175,11 @@ def test_summary_counts_infrastructure_failures_apart():
         "usd": None,
     }
     assert summary["cost"] == paid and summary["tools"] == {}
-    assert summary["side_effects"] == {
-        "measured": 1,
-        "episodes": 1,
-        "total": 1,
-        "kinds": {"created": 1},
-    }
+    found = summary["side_effects"]
+    assert (found["measured"], found["episodes"], found["total"]) == (1, 1, 1)
+    assert found["kinds"] == {"created": 1} and found["rate"] == 1.0
+    assert found["ci95"] == wilson_ci(1, 1)
+    assert [row["changed"] for row in found["where"]] == [{"out.txt": "created"}]
     assert summary["end_reasons"] == {"max_turns": 1, "sandbox_lost": 2, "submitted": 2}
     assert summary["ci95"]["1"][0] <= 0.75 <= summary["ci95"]["1"][1]
     json.dumps(summary, allow_nan=False)
@@ -189,8 +188,8 @@ def test_summary_counts_infrastructure_failures_apart():
 def test_side_effects_that_nobody_measured_are_no_zero():
     assert summarize([episode("a", 0)])["side_effects"] is None
     measured = [episode("a", 0, effects={}), episode("a", 1)]
-    none = {"measured": 1, "episodes": 0, "total": 0, "kinds": {}}
-    assert summarize(measured)["side_effects"] == none
+    none = {"measured": 1, "episodes": 0, "rate": 0.0, "total": 0, "kinds": {}, "where": []}
+    assert summarize(measured)["side_effects"] == none | {"ci95": wilson_ci(0, 1)}
 
 
 def test_a_failure_is_never_a_number():

@@ -7,7 +7,7 @@ import pytest
 from helpers import Echo, call, make_task, play_one, rollouts, says, script
 
 from agentrl import make
-from agentrl.calls import Decision
+from agentrl.calls import Decision, Guard
 from agentrl.chat.parsers import FORMATTERS
 from agentrl.errors import ToolFault
 from agentrl.evaluation.outcomes import tool_counts
@@ -41,7 +41,7 @@ class Shop(Echo):
         return ""
 
 
-class Ledger:
+class Ledger(Guard):
     """Allows everything and writes down what it sees."""
 
     def __init__(self):

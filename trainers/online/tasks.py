@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -25,12 +26,15 @@ from agentrl.trainers.rewards import Rewards
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task
 
+Make = Callable[[], ToolEnv]
+
 
 class RunTasks:
     """What the settings say of a run's environments and tasks.
 
     Args:
         config: the settings.
+        around: what builds an environment -> the same with more around it.
 
     Attributes:
         makes: what task ids begin with -> builds the environment; empty where there is but one.
@@ -40,9 +44,14 @@ class RunTasks:
         ConfigError: an environment cannot be had, has too few tasks, or nothing to hold out.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(
+        self, config: TrainConfig, around: Callable[[Make], Make] = lambda make: make
+    ) -> None:
         self._config = config
-        self._envs = parts_of(config.envs, getattr(config.curriculum, "levels", ()))
+        self._envs = [
+            [replace(part, make=around(part.make)) for part in parts]
+            for parts in parts_of(config.envs, getattr(config.curriculum, "levels", ()))
+        ]
         self._parts = [part for parts in self._envs for part in parts]
         self.makes = {part.prefix: part.make for part in self._parts if part.prefix}
         self._check()

@@ -68,6 +68,9 @@ User = Annotated[
 Trained = Annotated[
     Path | None, typer.Option(help="Task file that was trained on, to look for its tasks here.")
 ]
+PolicyFile = Annotated[
+    str, typer.Option(help="Safety policy around tool calls: a shipped name or a file.")
+]
 AllowLost = Annotated[
     int, typer.Option(min=0, help="Episodes that infrastructure may fail; more exit with 1.")
 ]
@@ -103,6 +106,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     user: User = "",
     trained: Trained = None,
     out: Out = None,
+    policy_file: PolicyFile = "",
     allow_lost: AllowLost = 0,
     set_: Set = None,
     as_json: Json = False,
@@ -134,6 +138,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         user=user,
         trained=trained,
         out=out,
+        policy_file=policy_file,
     )
     _tell(with_a_bar(plan, f"{env} · {policy}"), as_json, allow_lost)
 

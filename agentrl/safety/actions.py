@@ -1,0 +1,82 @@
+"""What a call would do, as actions that a policy can judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.safety.globs import any_matches
+from agentrl.safety.policy import EFFECTS, Action
+from agentrl.safety.shell import ANYTHING, HERE, Access, CommandLine, read_command, resolve
+from agentrl.types import Effect, ToolCall, ToolSpec
+
+
+def actions_of(
+    call: ToolCall,
+    tool: ToolSpec,
+    path_names: Sequence[str],
+    taint: tuple[str, ...] = (),
+    places: frozenset[str] = HERE,
+) -> tuple[tuple[Action, ...], frozenset[str]]:
+    """The actions of a call, and where a later shell command may begin.
+
+    Args:
+        call: its arguments fit the tool.
+        tool: with the defaults of its parameters.
+        path_names: patterns of names of arguments that are paths.
+        taint: sources of untrusted text that stands in the arguments.
+        places: directories in which a shell command may begin.
+    """
+    arguments = with_defaults(call, tool)
+    writes = tool.effect != "read"
+    accesses = tuple(
+        access
+        for name, value in arguments.items()
+        if any_matches(path_names, name)
+        for access in _accesses(value, writes)
+    )
+    if not tool.shell:
+        return (Action(tool.name, tool.effect, arguments, accesses, (), taint),), places
+    command = arguments.get(tool.shell)
+    line = read_command(command, places) if isinstance(command, str) else _NO_TEXT
+    actions = tuple(
+        Action(
+            tool.name,
+            step.effect,
+            arguments,
+            (*accesses, *step.accesses),
+            step.argv,
+            taint,
+            shell=True,
+            understood=not step.why,
+        )
+        for step in line.steps
+    )
+    nothing = Action(tool.name, "read", arguments, accesses, (), taint, shell=True)
+    return actions or (nothing,), line.places
+
+
+def strictest(actions: Sequence[Action]) -> Effect:
+    """The strictest effect of the actions."""
+    return max((action.effect for action in actions), key=EFFECTS.index)
+
+
+def with_defaults(call: ToolCall, tool: ToolSpec) -> Mapping[str, Any]:
+    """The arguments, with the defaults of those that are not given."""
+    properties = tool.parameters.get("properties", {})
+    defaults = {name: row["default"] for name, row in properties.items() if "default" in row}
+    return {**defaults, **call.arguments}
+
+
+def _accesses(value: Any, writes: bool) -> Iterator[Access]:
+    if isinstance(value, str):
+        for path in resolve(value):
+            yield Access(path, writes)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _accesses(item, writes)
+    elif value is not None:
+        yield from ANYTHING
+
+
+_NO_TEXT = CommandLine(read_command("\0").steps, HERE)
