@@ -14,17 +14,19 @@ from agentrl.cli.options import (
     Json,
     OnRewrite,
     Parser,
+    PolicyOption,
     Sandbox,
     Set,
     TemplateOption,
     ToolRole,
     Trust,
     chat_settings,
+    engine_of,
     print_json,
     read_prices,
     read_settings,
+    served_options,
     trusted,
-    vllm_settings,
 )
 from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
@@ -74,6 +76,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     template_option: TemplateOption = None,
     template: ChatTemplate = "",
     engine_option: EngineOption = None,
+    policy_option: PolicyOption = None,
     price: Price = "",
     out: Out = None,
     allow_lost: AllowLost = 0,
@@ -99,7 +102,8 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         top_p=top_p,
         top_k=top_k,
         chat=chat_settings(parser, on_rewrite, tool_role, template_option, template),
-        engine=vllm_settings(engine_option),
+        engine=engine_of(policy, engine_option),
+        served=served_options(policy, policy_option),
         prices=read_prices(price),
         out=out,
     )

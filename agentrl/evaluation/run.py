@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
+from agentrl.policies.options import ServedOptions
 from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
 from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.records.owner import owned
@@ -48,9 +49,10 @@ class EvalPlan:
         ks: values of k for pass@k; none may exceed `samples`.
         limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
         out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
-        temperature, top_p, top_k: of a sampled policy; a served one takes the first alone.
+        temperature, top_p, top_k: of a sampled policy.
         chat: how messages become the tokens of an `hf:` or `vllm:` policy.
         engine: memory and length of a `vllm:` policy.
+        served: how a served policy is asked.
         prices: US dollars per million prompt and completion tokens of a served policy; None where
             not known.
     """
@@ -69,6 +71,7 @@ class EvalPlan:
     top_k: int = 0
     chat: ChatSettings = field(default_factory=ChatSettings)
     engine: EngineSettings = VLLM
+    served: ServedOptions = field(default_factory=ServedOptions)
     prices: tuple[float, float] | None = None
     out: Path | None = None
 
@@ -196,6 +199,7 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
         "top_k": plan.top_k,
         **({"chat": plan.chat.model_dump(mode="json")} if kind in _LOADED else {}),
         **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
+        **({"request": request} if (request := plan.served.decisive) else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},
@@ -250,8 +254,15 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
     if at and "://" not in url and not _BARE_ADDRESS.search(url):  # an @ of the model's own name
         model, at = address, ""
     prices = Prices(*plan.prices) if plan.prices else None
+    shape = {"top_p": plan.top_p} if plan.top_p < 1 else {}
+    shape |= {"top_k": plan.top_k} if plan.top_k else {}
     return ServedPolicy(
-        model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices
+        model if at else address,
+        url if at else OPENAI_URL,
+        "",
+        plan.temperature,
+        prices,
+        plan.served.model_copy(update=shape) if shape else plan.served,
     )
 
 

@@ -63,6 +63,11 @@ class ServedOptions(BaseModel):
         """The parameters that are passed on in every request."""
         return dict(self.model_extra or {})
 
+    @property
+    def decisive(self) -> dict[str, JsonValue]:
+        """What of them a score depends on."""
+        return self.sampling | ({"send_reasoning": True} if self.send_reasoning else {})
+
     @classmethod
     def read(cls, row: dict[str, Any], option: str) -> Self:
         """From the values of a command's option.

@@ -212,7 +212,7 @@ async def _converse(
         if setting.deterministic or thinking_s(player) is not None:
             async with _paused(clock):
                 message, end = await player.act(history, env.tools)
-            _charge(clock, 0.0 if setting.deterministic else thinking_s(player) or 0.0)
+            await _charge(clock, 0.0 if setting.deterministic else thinking_s(player) or 0.0)
         else:
             message, end = await player.act(history, env.tools)
         progress.acting = False
@@ -237,10 +237,13 @@ async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
     clock.reschedule(loop.time() + left)
 
 
-def _charge(clock: asyncio.Timeout, seconds: float) -> None:
+async def _charge(clock: asyncio.Timeout, seconds: float) -> None:
+    """Let so much time be over; if that was the last, the clock ends its block here."""
     deadline = clock.when()
     assert deadline is not None
     clock.reschedule(deadline - seconds)
+    if seconds:
+        await asyncio.sleep(0)
 
 
 def _submission(
