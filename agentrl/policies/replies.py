@@ -176,7 +176,7 @@ class Reply(BaseModel):
             ids = [row[1] for row in choice.meta_info.output_token_logprobs]
         else:
             return None
-        if not prompt or len(ids) != len(logprobs):
+        if not prompt:
             return None
         finish: Literal["stop", "length"] = "length" if choice.finish_reason == "length" else "stop"
         return Sampled(tuple(prompt), tuple(ids), tuple(logprobs), finish)

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import require
-from helpers import below, process, tiny_model_folder, wait_for
+from helpers import below, process, run_cli, tiny_model_folder, wait_for
 from run_cases import settings
 
 from agentrl.cli import serve as command
 from agentrl.engines import vllm_setup
 from agentrl.errors import ConfigError
 from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.records.files import read_episodes
 from agentrl.registry import factory
 from agentrl.trainers.online.run import Run
 
@@ -97,4 +98,31 @@ def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
         body = {"model": str(tiny_model_folder()), "prompt": [5, 6, 7], "max_tokens": 4}
         body |= {"logprobs": 0, "return_token_ids": True, "seed": 3, "temperature": 0.7}
         (choice,) = post(f"{url}/v1/completions", body)["choices"]
+        policy = f"openai:{tiny_model_folder()}@{url}/v1"
+        words = ("eval", "calc-v0", "--policy", policy, "--limit", "4", "--out", tmp_path / "out")
+        words += ("--policy-option", "tokens=true", "--temperature", "0.7", "--sandbox", "process")
+        evaluated = run_cli(*words, "--set", 'limits={"turn_tokens": 24}', OPENAI_API_KEY="")
     assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
+    assert evaluated.returncode == 0, evaluated.stderr
+    episodes = list(read_episodes(tmp_path / "out" / "episodes.jsonl").values())
+    assert len(episodes) == 4
+    for episode in episodes:
+        assert episode.trajectories and episode.counts.sampled_tokens > 0
+        assert gap(episode.trajectories, temperature=0.7) < 1e-3
+
+
+def gap(branches, temperature):
+    """The largest difference between recorded log-probabilities and those of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder(), dtype=torch.float32)
+    largest = 0.0
+    for branch in branches:
+        ids = torch.tensor([branch.ids])
+        with torch.no_grad():
+            logprobs = (model(ids).logits[0, :-1].float() / temperature).log_softmax(-1)
+        scored = logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
+        pairs = zip(branch.mask[1:], branch.logprobs[1:], scored, strict=True)
+        largest = max(largest, *(abs(told - ours) for on, told, ours in pairs if on))
+    return largest
