@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 
 OURS = (
     *("messages", "model", "tools", "stream", "n", "seed", "logprobs", "return_token_ids"),
-    *("max_completion_tokens", "temperature"),
+    *("max_completion_tokens", "max_tokens", "temperature"),
 )
 """What of a request the player itself decides."""
 
@@ -38,9 +38,9 @@ class ServedOptions(BaseModel):
     tokens_per_minute: int = Field(default=0, ge=0)
     """Tokens in any 60 s, prompts included, estimated before a try and corrected after it; 0: no
     limit."""
-    max_tokens: int = Field(default=0, ge=0)
+    budget_tokens: int = Field(default=0, ge=0)
     """No further episode begins once all together took so many tokens; 0: no limit."""
-    max_usd: float = Field(default=0.0, ge=0)
+    budget_usd: float = Field(default=0.0, ge=0)
     """The same in US dollars; it needs prices. 0: no limit."""
     tokens: bool = False
     """Ask for token ids and log-probabilities (vLLM, SGLang), so that episodes can be packed for

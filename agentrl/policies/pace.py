@@ -96,13 +96,13 @@ class Spending:
     """What the replies of a server took so far, each counted once, and whether that is enough.
 
     Attributes:
-        max_tokens, max_usd: bounds on all together; 0 for none.
+        budget_tokens, budget_usd: bounds on all together; 0 for none.
         tokens: prompts and answers.
         usd: US dollars; 0.0 where no price is known.
     """
 
-    max_tokens: int = 0
-    max_usd: float = 0.0
+    budget_tokens: int = 0
+    budget_usd: float = 0.0
     tokens: int = 0
     usd: float = 0.0
 
@@ -114,8 +114,8 @@ class Spending:
     @property
     def met(self) -> str:
         """The bound that is met, in words; empty if none is. A dispatcher stops then."""
-        if self.max_tokens and self.tokens >= self.max_tokens:
-            return f"max_tokens={self.max_tokens} is spent ({self.tokens} tokens)"
-        if self.max_usd and self.usd >= self.max_usd:
-            return f"max_usd={self.max_usd:g} is spent (US$ {self.usd:.4f})"
+        if self.budget_tokens and self.tokens >= self.budget_tokens:
+            return f"budget_tokens={self.budget_tokens} is spent ({self.tokens} tokens)"
+        if self.budget_usd and self.usd >= self.budget_usd:
+            return f"budget_usd={self.budget_usd:g} is spent (US$ {self.usd:.4f})"
         return ""

@@ -124,7 +124,7 @@ class _Counted(BaseModel):
     completion_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
 
 
-class Sampled(NamedTuple):
+class ToldTokens(NamedTuple):
     """The tokens of one turn: what was read, what was sampled, and how likely each of those was."""
 
     prompt_ids: tuple[int, ...]
@@ -164,7 +164,7 @@ class Reply(BaseModel):
                 f"{name}: the answer is no chat completion ({why}): {text[:200]!r}"
             ) from error
 
-    def sampled(self) -> Sampled | None:
+    def sampled(self) -> ToldTokens | None:
         """The turn's tokens, as vLLM or SGLang tell them; None where the server does not."""
         choice = self.choices[0]
         prompt = self.prompt_token_ids or choice.prompt_token_ids
@@ -179,7 +179,7 @@ class Reply(BaseModel):
         if not prompt:
             return None
         finish: Literal["stop", "length"] = "length" if choice.finish_reason == "length" else "stop"
-        return Sampled(tuple(prompt), tuple(ids), tuple(logprobs), finish)
+        return ToldTokens(tuple(prompt), tuple(ids), tuple(logprobs), finish)
 
 
 def readable(value: Json) -> Json:

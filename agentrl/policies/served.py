@@ -104,9 +104,9 @@ class ServedPolicy:
             raise ConfigError(
                 f"prices={tuple(self.prices)} must be dollars per million tokens, none below zero"
             )
-        if self.options.max_usd and self.prices is None:
+        if self.options.budget_usd and self.prices is None:
             raise ConfigError(
-                f"max_usd={self.options.max_usd:g} of a served policy needs prices: say them too"
+                f"budget_usd={self.options.budget_usd:g} of a served policy needs prices"
             )
         self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY", "")
         if not self.api_key and self.base_url.rstrip("/") == OPENAI_URL:
@@ -115,7 +115,7 @@ class ServedPolicy:
                 " server"
             )
         _client_class()
-        self.spending = Spending(self.options.max_tokens, self.options.max_usd)
+        self.spending = Spending(self.options.budget_tokens, self.options.budget_usd)
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
 
     @contextmanager

@@ -17,6 +17,7 @@ from helpers import below, process, run_cli, tiny_model_folder, wait_for
 from run_cases import settings
 
 from agentrl.cli import serve as command
+from agentrl.cli.options import engine_of, served_options
 from agentrl.engines import vllm_setup
 from agentrl.errors import ConfigError
 from agentrl.evaluation.run import EvalPlan, evaluate
@@ -50,6 +51,43 @@ def test_other_machines_are_let_in_only_with_a_key(monkeypatch, host):
 def test_a_context_that_the_model_does_not_have_is_refused():
     with pytest.raises(ConfigError, match=r"max_model_len=513 exceeds the context length 512"):
         command._arguments(str(tiny_model_folder()), command.vllm_settings(["max_model_len=513"]))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: engine_of("hf:m", ["kv_cache_gib=1"]),
+            "--engine-option kv_cache_gib=1 is a setting of vLLM and does nothing for",
+        ),
+        (lambda: engine_of("oracle", ["dtype=auto"]), "--engine-option dtype=auto is a setting of"),
+        (
+            lambda: served_options("vllm:m", ["top_p=0.9"]),
+            "--policy-option top_p=0.9 is an option of a served model and does nothing",
+        ),
+        (lambda: served_options("openai:m", ["top_p"]), "--policy-option 'top_p': write it as"),
+    ],
+)
+def test_options_that_do_nothing_are_refused_by_name(call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()
+
+
+def test_options_go_where_they_belong():
+    assert engine_of("vllm:m", ["max_model_len=64"]).max_model_len == 64
+    assert engine_of("hf:m", None).name == "vllm"
+    options = served_options("openai:m", ["retries=5", "top_p=0.9"])
+    assert (options.retries, options.sampling) == (5, {"top_p": 0.9})
+
+
+def test_tool_calls_are_read_in_the_format_of_the_model():
+    hermes = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    assert command._tool_calls(str(tiny_model_folder()), "auto") == hermes
+
+
+def test_a_format_that_vllm_does_not_read_is_said(capsys):
+    assert command._tool_calls(str(tiny_model_folder()), "atem") == []
+    assert "no reader for tool calls of the format 'atem'" in capsys.readouterr().err
 
 
 def post(url: str, body: dict) -> dict:

@@ -170,7 +170,7 @@ def test_a_slow_answer_counts_as_wall_time():
 def test_no_episode_begins_once_the_budget_is_spent():
     with chat_server(completion("yes", usage=(100, 10))) as server:
         policy = ServedPolicy(
-            "m", server.url, prices=Prices(1.0, 1.0), options=ServedOptions(max_tokens=300)
+            "m", server.url, prices=Prices(1.0, 1.0), options=ServedOptions(budget_tokens=300)
         )
         ends = [play_one(Echo, policy).end for _ in range(5)]
     assert ends == [EndReason.ANSWERED] * 3 + [EndReason.ENGINE_ERROR] * 2
@@ -179,8 +179,8 @@ def test_no_episode_begins_once_the_budget_is_spent():
 
 
 def test_dollars_without_prices_are_refused():
-    with pytest.raises(ConfigError, match=r"max_usd=2 of a served policy needs prices"):
-        ServedPolicy("m", "http://localhost:1/v1", options=ServedOptions(max_usd=2.0))
+    with pytest.raises(ConfigError, match=r"budget_usd=2 of a served policy needs prices"):
+        ServedPolicy("m", "http://localhost:1/v1", options=ServedOptions(budget_usd=2.0))
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.floats(0, 20)), max_size=40), st.integers(1, 60))
@@ -258,8 +258,8 @@ def test_waits_between_tries_grow_to_a_bound():
 
 
 def test_what_is_spent_is_said():
-    spending = Spending(max_usd=0.5)
+    spending = Spending(budget_usd=0.5)
     spending.add(Usage(10, 5, 0.4))
     assert not spending.met
     spending.add(Usage(1, 1, 0.1))
-    assert spending.met == "max_usd=0.5 is spent (US$ 0.5000)" and spending.tokens == 17
+    assert spending.met == "budget_usd=0.5 is spent (US$ 0.5000)" and spending.tokens == 17
