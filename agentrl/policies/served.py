@@ -106,7 +106,8 @@ class ServedPolicy:
             )
         if self.options.budget_usd and self.prices is None:
             raise ConfigError(
-                f"budget_usd={self.options.budget_usd:g} of a served policy needs prices"
+                f"budget_usd={self.options.budget_usd:g} of a served policy needs prices: say them,"
+                " as in --price 0.15,0.60"
             )
         self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY", "")
         if not self.api_key and self.base_url.rstrip("/") == OPENAI_URL:
@@ -129,13 +130,16 @@ class ServedPolicy:
         if line is not None:
             await line.client.close()
 
-    async def complete(self, request: dict[str, Json]) -> Answer | EndReason:
+    async def complete(self, request: dict[str, Json], begins: bool = False) -> Answer | EndReason:
         """Ask for one completion, as often as it takes, or learn why the server gives none.
+
+        One that begins an episode is not asked for once the budget is spent.
 
         The reason is CONTEXT_LENGTH if the conversation exceeds what the model takes, and
         CONTENT_FILTER if a filter refuses it.
 
         Raises:
+            EngineAborted: the budget is spent.
             EngineAway: the server cannot be reached, or has no room.
             AnswerFailed: it gave no answer in time, one that says it failed, half of one, or one
                 that is no chat completion.
@@ -143,7 +147,7 @@ class ServedPolicy:
         """
         tries, patience_s = 0, self.options.patience_s
         while True:
-            found = await self._try(request)
+            found = await self._try(request, begins)
             if not isinstance(found, Trouble):
                 return found
             if found.asked_s is not None and max(found.asked_s, _SHORTEST_S) <= patience_s:
@@ -155,11 +159,13 @@ class ServedPolicy:
                 raise found.error from found.cause
             await asyncio.sleep(backoff_s(tries))
 
-    async def _try(self, request: dict[str, Json]) -> Answer | EndReason | Trouble:
+    async def _try(self, request: dict[str, Json], begins: bool) -> Answer | EndReason | Trouble:
         text = json.dumps(request["messages"])
         expected = len(text) // _CHARACTERS_PER_TOKEN + int(request["max_completion_tokens"])
         client, pace = self._line()
         async with pace.place(expected) as entry:
+            if begins and self.spending.met:  # now, since it may have waited long for its place
+                raise EngineAborted(f"{self.name}: {self.spending.met}")
             begun = time.monotonic()
             try:
                 async with asyncio.timeout(self.options.timeout_s):
@@ -235,13 +241,14 @@ class _ServedPlayer:
         the episode with MAX_TOKENS; one that the model or a filter refuses, with the name of that.
         """
         policy = self._policy
-        if self._turn == 0 and policy.spending.met:
-            raise EngineAborted(f"{policy.name}: {policy.spending.met}")
         left = self._limits.episode_tokens - self._sampled
         if left < 1:
             return Message.assistant(""), EndReason.MAX_TOKENS
         budget = min(self._limits.turn_tokens, left)
-        found = await policy.complete(self._request(history, tools, budget))
+        # A witness (agentrl.rollout.blame) asks for one token, and no budget may silence it: what
+        # it says decides whether a failure was the agent's.
+        begins = self._turn == 0 and self._limits.turn_tokens > 1
+        found = await policy.complete(self._request(history, tools, budget), begins)
         if isinstance(found, EndReason):
             return Message.assistant(""), found
         reply, self.thinking_s = found

@@ -132,18 +132,18 @@ def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
     log = (tmp_path / "log").open("wb")
     env = os.environ | {"VLLM_CACHE_ROOT": str(tmp_path)}
     with log, process(*words, stderr=log, env=env) as served, its_family(served):
-        wait_for(up, timeout_s=300)
+        wait_for(up, timeout_s=500)
         body = {"model": str(tiny_model_folder()), "prompt": [5, 6, 7], "max_tokens": 4}
         body |= {"logprobs": 0, "return_token_ids": True, "seed": 3, "temperature": 0.7}
         (choice,) = post(f"{url}/v1/completions", body)["choices"]
         policy = f"openai:{tiny_model_folder()}@{url}/v1"
-        words = ("eval", "calc-v0", "--policy", policy, "--limit", "4", "--out", tmp_path / "out")
+        words = ("eval", "calc-v0", "--policy", policy, "--limit", "3", "--out", tmp_path / "out")
         words += ("--policy-option", "tokens=true", "--temperature", "0.7", "--sandbox", "process")
-        evaluated = run_cli(*words, "--set", 'limits={"turn_tokens": 24}', OPENAI_API_KEY="")
+        evaluated = run_cli(*words, OPENAI_API_KEY="")
     assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
     assert evaluated.returncode == 0, evaluated.stderr
     episodes = list(read_episodes(tmp_path / "out" / "episodes.jsonl").values())
-    assert len(episodes) == 4
+    assert len(episodes) == 3
     for episode in episodes:
         assert episode.trajectories and episode.counts.sampled_tokens > 0
         assert gap(episode.trajectories, temperature=0.7) < 1e-3

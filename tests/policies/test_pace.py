@@ -178,6 +178,17 @@ def test_no_episode_begins_once_the_budget_is_spent():
     assert policy.spending.usd == pytest.approx(330 / 1e6)
 
 
+def test_a_budget_holds_for_episodes_that_wait_for_their_place(tmp_path):
+    with chat_server(replace(completion("yes", usage=(100, 10)), after_s=0.01)) as server:
+        options = ServedOptions(budget_tokens=1000, concurrency=4)
+        plan = EvalPlan(Many, f"openai:m@{server.url}", out=tmp_path, served=options)
+        result = evaluate(plan)
+    # Ten reach the budget; three more may have been asked for by then.
+    assert 10 <= len(server.requests) <= 13
+    assert result["n_episodes"] == 50 and result["n_failed_infra"] == 50 - len(server.requests)
+    assert "budget_tokens=1000 is spent" in result["failures"]["engine_error"]
+
+
 def test_dollars_without_prices_are_refused():
     with pytest.raises(ConfigError, match=r"budget_usd=2 of a served policy needs prices"):
         ServedPolicy("m", "http://localhost:1/v1", options=ServedOptions(budget_usd=2.0))

@@ -159,6 +159,13 @@ def test_words_that_break_the_server_are_the_agents():
     assert server.requests[-1]["max_completion_tokens"] == 1
 
 
+def test_a_spent_budget_makes_no_failure_of_an_agent_one_of_infrastructure():
+    with chat_server(told) as server:
+        options = ServedOptions(retries=0, budget_tokens=1)
+        episode = play_one(Echo, ServedPolicy("m", server.url, options=options))
+    assert (episode.end, episode.score.value) == FAULT
+
+
 def test_an_answer_that_breaks_the_server_is_the_agents():
     def parses(request):
         return completion("x") if request["max_completion_tokens"] == 1 else failure(500, "parser")
