@@ -240,7 +240,7 @@ class _ServedPlayer:
         """Ask for one turn. One that the server cut short, or that is longer than the limit, ends
         the episode with MAX_TOKENS; one that the model or a filter refuses, with the name of that.
         """
-        policy = self._policy
+        policy, self.thinking_s = self._policy, 0.0
         left = self._limits.episode_tokens - self._sampled
         if left < 1:
             return Message.assistant(""), EndReason.MAX_TOKENS
