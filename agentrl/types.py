@@ -87,6 +87,7 @@ class EndReason(Enum):
     """Every ending has a name. Terminated and truncated episodes have a score; failed ones none.
 
     CONTENT_FILTER: the server of the model refused to go on; the episode is graded as it stands.
+    REFUSED: the model itself refused, and its server says so; graded as well.
     AGENT_FAULT: the agent broke a part around it, as a witness without the agent showed; the
     episode has failed its task (see `agentrl.rollout.blame`).
     WALL_TIME is the task's own limit and is graded; TIMEOUT is that limit met in a deterministic
@@ -98,6 +99,7 @@ class EndReason(Enum):
     FORMAT_ERROR = "format_error"
     VIOLATION = "violation"
     CONTENT_FILTER = "content_filter"
+    REFUSED = "refused"
     AGENT_FAULT = "agent_fault"
     MAX_TURNS = "max_turns"
     MAX_TOOL_CALLS = "max_tool_calls"
@@ -126,6 +128,7 @@ _ENDING = {
             EndReason.FORMAT_ERROR,
             EndReason.VIOLATION,
             EndReason.CONTENT_FILTER,
+            EndReason.REFUSED,
             EndReason.AGENT_FAULT,
         ),
         Ending.TERMINATED,

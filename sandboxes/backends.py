@@ -12,12 +12,13 @@ from agentrl.sandboxes.docker import missing as docker_missing
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.pool import Pool
 from agentrl.sandboxes.process import ProcessBackend
+from agentrl.sandboxes.uids import user_bound
 
 
 def available() -> dict[str, str]:
     """Backend name -> "ok", or what is missing with its fix."""
     return {
-        "bubblewrap": missing() or f"ok ({memory_bound()})",
+        "bubblewrap": missing() or f"ok ({memory_bound()}; {user_bound()})",
         "docker": docker_missing() or "ok",
         "process": "ok (no boundary)",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import fcntl
 import os
 import re
 import shutil
@@ -16,17 +16,23 @@ from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.cgroup import MemoryGroup, home
 from agentrl.sandboxes.launch import Child, memory_file, program
-from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
+from agentrl.sandboxes.supervised import (
+    COMMON_ENV,
+    OPEN_S,
+    Place,
+    SupervisedSandbox,
+    rlimits,
+)
+from agentrl.sandboxes.uids import Uid, entering, usable
 
 PYTHON = "/usr/bin/python3"
 AREA = "/sandbox"
 UID = 1000
 _SHM_MB = 16
-_FIRST_UID, _UIDS = 2_000_000_000, 100_000
 _PASSWD = f"sandbox:x:{UID}:{UID}::{AREA}/work:/bin/sh\n"
 _GROUP = f"sandbox:x:{UID}:\n"
 _FILTER = "seccomp"
-_uids = itertools.count(os.getpid() * 64)
+_PROGRAMS = {"setpriv": "util-linux", "nsenter": "util-linux", "mount": "mount"}
 _ENDING_S = 1.0
 # What the kernel else counts per user, for all sandboxes of an ordinary one together: at most so
 # many of each in one sandbox (namespaces(7)). Its supervisor has no right to change them.
@@ -38,13 +44,24 @@ PER_SANDBOX = {
 }
 SIGNALS = 1024
 """Signals and timers that may wait at the same time."""
+TERMINALS = 16
+"""Pseudo-terminals of one sandbox; the machine has 3,072 for all (`kernel.pty.max` less `reserve`).
+"""
+# As uid 0 of the namespace, which mount(8) wants; the groups cannot be changed there.
+_REMOUNT = (
+    *("--preserve-credentials", "--setuid=0", "mount", "-t", "devpts", "-o"),
+    f"remount,nosuid,noexec,ptmxmode=0666,mode=620,max={TERMINALS}",
+    *("devpts", "/dev/pts"),
+)
+_INFO_BYTES = 4096
+_NS_GET_USERNS = 0xB701  # ioctl_ns(2): the user namespace that owns this one
 _USER = "/proc/sys/user"
 _START = (
     " && ".join(
         f"{{ [ ! -e {_USER}/{name} ] || echo {value} >{_USER}/{name}; }}"
         for name, value in PER_SANDBOX.items()
     )
-    + ' && exec setpriv --ambient-caps=-all --inh-caps=-all --bounding-set=-all "$@"'
+    + ' && printf . && exec setpriv --ambient-caps=-all --inh-caps=-all --bounding-set=-all "$@"'
 )
 _SIGKILL = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of bubblewrap itself; of the supervisor in it
 
@@ -55,7 +72,8 @@ class BubblewrapBackend:
     Inside: read-only /usr, a work area and /tmp on one size-capped tmpfs, its own /proc and /dev, a
     loopback and nothing else of a network, no capability, one uid. When root starts it, it runs as
     a uid that owns nothing, since the kernel lets the host's uid 0 write /proc/sys from any
-    namespace and exempts it from process limits.
+    namespace and exempts it from process limits. An ordinary user's runs as one of his subordinate
+    uids, where he has some.
     """
 
     name = "bubblewrap"
@@ -73,8 +91,7 @@ class BubblewrapBackend:
         group = None if (place := home()) is None else MemoryGroup(place, total_mb(limits) << 20)
         child = _start(limits, group)
         try:
-            if group is not None:
-                await child.join()
+            await child.settle()
         except BaseException:
             await child.gone()
             raise
@@ -82,7 +99,7 @@ class BubblewrapBackend:
 
 
 class _Guest(Child):
-    """A bubblewrap with the supervisor in it, and the memory group of that, if any.
+    """A bubblewrap with the supervisor in it, its uid, and the memory group of that, if any.
 
     The group takes in the supervisor alone, before it has been asked for anything: bubblewrap's own
     process outside stays with us, and dies with us.
@@ -91,25 +108,38 @@ class _Guest(Child):
     def __init__(self, argv: list[str], fds: tuple[int, ...], group: MemoryGroup | None) -> None:
         self._group = group
         self._kills = _oom_kills()
+        self._uid = None if isinstance(numbers := usable(), str) else Uid(numbers)
         self._info, theirs = os.pipe()
+        argv = [argv[0], "--info-fd", str(theirs), *argv[1:]]
+        user = None if self._uid is None else self._uid.number
+        if user is not None and os.geteuid() != 0:
+            argv, user = [*entering(user, UID), *argv], None
+        fds = (*fds, theirs, *(group.files if group is not None else ()))
         try:
-            if group is not None:
-                argv = [argv[0], "--info-fd", str(theirs), *argv[1:]]
-                fds = (*fds, theirs, *group.files)
-            user = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else None
             super().__init__(argv, env={}, pass_fds=fds, user=user)
         except BaseException:
-            os.close(self._info)
+            self._let_go()
             raise
         finally:
             os.close(theirs)
 
-    async def join(self) -> None:
-        """Move the supervisor into the group."""
-        assert self._group is not None
-        told = await asyncio.get_running_loop().run_in_executor(None, _read, os.dup(self._info))
-        # Without a pid bubblewrap has failed, and says why itself.
-        if found := re.search(rb'"child-pid": (\d+)', told):
+    async def settle(self) -> None:
+        """Once its file systems are there: bound its terminals, and move it into its group.
+
+        Raises:
+            SandboxLost: the kernel refuses, or it does not start in time.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            started = await asyncio.wait_for(loop.sock_recv(self.sock, 1), OPEN_S)
+        except (TimeoutError, OSError) as error:
+            raise SandboxLost(f"bubblewrap does not start: {error} {self.words()}") from error
+        if not started:  # bubblewrap has failed, and says why itself
+            return
+        found = re.search(rb'"child-pid": (\d+)', os.read(self._info, _INFO_BYTES))
+        assert found is not None, "bubblewrap tells the pid before it starts anything"
+        await _bound_terminals(int(found[1]))
+        if self._group is not None:
             self._group.add(int(found[1]))
 
     async def cause(self) -> str:
@@ -130,11 +160,16 @@ class _Guest(Child):
 
     async def gone(self) -> None:
         await super().gone()
+        self._let_go()
+        if self._group is not None:
+            await self._group.remove()
+
+    def _let_go(self) -> None:
         if self._info >= 0:
             os.close(self._info)
             self._info = -1
-        if self._group is not None:
-            await self._group.remove()
+        if self._uid is not None:
+            self._uid.release()
 
 
 def _start(limits: SandboxLimits, group: MemoryGroup | None) -> _Guest:
@@ -156,9 +191,39 @@ def _oom_kills() -> int | None:
     return int(found[1]) if found else None
 
 
-def _read(fd: int) -> bytes:
-    with open(fd, "rb") as pipe:
-        return pipe.read()
+async def _bound_terminals(pid: int) -> None:
+    """Let the sandbox of this process have so many pseudo-terminals, and no more.
+
+    bubblewrap cannot say it, and the sandbox's own filter denies mount: so it is done from outside.
+
+    Raises:
+        SandboxLost: the kernel refuses.
+    """
+    try:
+        mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # it has ended, which its socket tells
+        return
+    owner = -1
+    try:
+        # Not the process's own, which bubblewrap made below this one.
+        owner = fcntl.ioctl(mounts, _NS_GET_USERNS)
+        enter = [f"--user=/proc/self/fd/{owner}", f"--mount=/proc/self/fd/{mounts}"]
+        process = await asyncio.create_subprocess_exec(
+            *("nsenter", *enter, *_REMOUNT),
+            env={},
+            pass_fds=(mounts, owner),
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise SandboxLost(f"cannot bound the terminals of a sandbox: {error}") from error
+    finally:
+        for fd in (mounts, owner):
+            if fd >= 0:
+                os.close(fd)
+    _, said = await process.communicate()
+    if process.returncode and Path("/proc", str(pid)).exists():
+        why = said.decode("utf-8", "replace").strip()
+        raise SandboxLost(f"cannot bound the terminals of a sandbox: {why}")
 
 
 def _place(limits: SandboxLimits, group: MemoryGroup | None) -> Place:
@@ -195,8 +260,9 @@ def missing() -> str | None:
     """Why bubblewrap cannot be used here, with the fix; None if it can. Starts no sandbox."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the Debian package bubblewrap"
-    if shutil.which("setpriv") is None:
-        return "the sandbox needs setpriv: install the Debian package util-linux"
+    for name, package in _PROGRAMS.items():
+        if shutil.which(name) is None:
+            return f"the sandbox needs {name}: install the Debian package {package}"
     if not os.access(PYTHON, os.X_OK):
         return f"the sandbox needs {PYTHON}: install the Debian package python3"
     for switch, off in (

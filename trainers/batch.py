@@ -349,7 +349,8 @@ def _refuse_messages(episode: Episode) -> None:
     if spoke and not episode.trajectories:
         raise UserError(
             f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks"
-            " messages and left no tokens to train on; sample with a TokenPolicy"
+            " messages and left no tokens to train on; sample with a TokenPolicy,"
+            " or with tokens=true from a server that tells them, as vLLM and SGLang do"
         )
 
 

@@ -17,12 +17,13 @@ from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import console, episode_bar
 from agentrl.report.page import write_report
-from agentrl.trainers.config import TrainConfig, apply_override, validated
+from agentrl.trainers.config import TrainConfig, validated
 from agentrl.trainers.offline.card import Subject, card_lines, stage_card
 from agentrl.trainers.offline.settings import Card, PlaySettings, StageSettings
 from agentrl.trainers.offline.stage import RESULT, held_out_prompts, run_stage
 from agentrl.trainers.online import checkpoint
 from agentrl.trainers.online.session import train_with_display
+from agentrl.trainers.overrides import apply_override
 
 Row = dict[str, Any]
 ONLINE = "online"

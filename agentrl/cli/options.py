@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agentrl.chat.settings import ChatSettings
     from agentrl.engines.settings import EngineSettings
+    from agentrl.policies.options import ServedOptions
 
 Settings = TypeVar("Settings", bound="BaseModel")
 
@@ -60,6 +61,15 @@ EngineOption = Annotated[
         help="A setting of vLLM, as in max_model_len=4096; repeatable.",
     ),
 ]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy-option",
+        metavar="KEY=VALUE",
+        help="Of an openai: model: timeout_s, retries, concurrency, requests_per_minute,"
+        " tokens=true and so on, or any parameter of its requests, as top_p=0.9; repeatable.",
+    ),
+]
 ChatTemplate = Annotated[
     str,
     typer.Option(
@@ -98,6 +108,41 @@ def vllm_settings(engine_option: list[str] | None) -> EngineSettings:
 
     row = VLLM.model_dump() | read_settings(engine_option, "--engine-option")
     return _checked(EngineSettings, row, lambda field: f"--engine-option {field}=")
+
+
+def engine_of(policy: str, engine_option: list[str] | None) -> EngineSettings:
+    """The settings of vLLM for a policy by name.
+
+    Raises:
+        ConfigError: they are given and the policy samples from something else.
+    """
+    _refuse_for_others(policy, "vllm:", "--engine-option", "a setting of vLLM", engine_option)
+    return vllm_settings(engine_option)
+
+
+def served_options(policy: str, policy_option: list[str] | None) -> ServedOptions:
+    """The options of a served model for a policy by name.
+
+    Raises:
+        ConfigError: one sentence with the option and what is wrong with it.
+    """
+    from agentrl.policies.options import ServedOptions
+
+    _refuse_for_others(
+        policy, "openai:", "--policy-option", "an option of a served model", policy_option
+    )
+    option = "--policy-option"
+    return ServedOptions.read(read_settings(policy_option, option), option)
+
+
+def _refuse_for_others(
+    policy: str, kind: str, option: str, what: str, given: list[str] | None
+) -> None:
+    if given and not policy.startswith(kind):
+        raise ConfigError(
+            f"{option} {given[0]} is {what} and does nothing for --policy {policy}: leave it out,"
+            f" or use {kind}MODEL"
+        )
 
 
 def _checked(kind: type[Settings], row: dict[str, Any], option: Callable[[str], str]) -> Settings:

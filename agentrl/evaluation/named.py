@@ -91,8 +91,15 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
     if at and "://" not in url and not _BARE_ADDRESS.search(url):  # an @ of the model's own name
         model, at = address, ""
     prices = Prices(*plan.prices) if plan.prices else None
+    shape = {"top_p": plan.top_p} if plan.top_p < 1 else {}
+    shape |= {"top_k": plan.top_k} if plan.top_k else {}
     return ServedPolicy(
-        model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices
+        model if at else address,
+        url if at else OPENAI_URL,
+        "",
+        plan.temperature,
+        prices,
+        plan.served.model_copy(update=shape) if shape else plan.served,
     )
 
 

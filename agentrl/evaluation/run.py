@@ -22,7 +22,7 @@ from agentrl.evaluation.attempts import (
     sample_of,
     samples_of,
 )
-from agentrl.evaluation.budget import Spending, Stopped, budget_of, priced
+from agentrl.evaluation.budget import EvalSpending, Stopped, budget_of, priced
 from agentrl.evaluation.injection import injection_report
 from agentrl.evaluation.named import (
     LOADED,
@@ -36,6 +36,8 @@ from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.policies.base import Policy, TokenPolicy
+from agentrl.policies.options import ServedOptions
+from agentrl.policies.served import ServedPolicy
 from agentrl.records.files import EpisodeWriter, write_json_atomic
 from agentrl.records.owner import owned
 from agentrl.rollout.play import Setting
@@ -64,9 +66,10 @@ class EvalPlan:
         ks: values of k for pass@k; none may exceed `samples`.
         limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
         out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
-        temperature, top_p, top_k: of a sampled policy; a served one takes the first alone.
+        temperature, top_p, top_k: of a sampled policy.
         chat: how messages become the tokens of an `hf:` or `vllm:` policy.
         engine: memory and length of a `vllm:` policy.
+        served: how a served policy is asked.
         prices: US dollars per million prompt and completion tokens; None where not known.
         concurrency: episodes that play at the same time; 0: `MANY`, of which as many use a sandbox
             as there are, or `FEW` under a bound, which those that play at its end exceed.
@@ -91,6 +94,7 @@ class EvalPlan:
     top_k: int = 0
     chat: ChatSettings = field(default_factory=ChatSettings)
     engine: EngineSettings = VLLM
+    served: ServedOptions = field(default_factory=ServedOptions)
     prices: tuple[float, float] | None = None
     max_usd: float | None = None
     max_tokens: int | None = None
@@ -198,7 +202,7 @@ class _Match:
         self.planned = 0
         self.stopped: Stopped = ""
         self.user = open_user(plan, env)
-        self.spent = Spending(plan.max_usd, plan.max_tokens)
+        self.spent = EvalSpending(plan.max_usd, plan.max_tokens)
         self.guard = guard_factory(read_policy(plan.policy_file)) if plan.policy_file else None
 
     def open(self) -> None:
@@ -241,7 +245,7 @@ class _Match:
         due = [(task, sample) for task, sample in samples if (task.id, sample) not in scored]
         self.progress.started(len(due))
         try:
-            self.rollouts.each(due, 0, phase="eval", stop=lambda: bool(self.spent.stopped))
+            self.rollouts.each(due, 0, phase="eval", stop=lambda: bool(self._met()))
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         check_starts(self.attempts)
@@ -266,9 +270,15 @@ class _Match:
             "n_outside_plan": len(outside),
             "n_refused": len(self.refused),
             "refused": self.refused,
-            "stopped": (self.stopped or self.spent.stopped) if missing else "",
+            "stopped": (self.stopped or self._met()) if missing else "",
             "n_missing": missing,
         }
+
+    def _met(self) -> Stopped:
+        """Which bound says that no further episode begins."""
+        if isinstance(self.policy, ServedPolicy) and self.policy.spending.met:
+            return "policy_budget"
+        return self.spent.stopped
 
     def _finished(self, episode: Episode) -> None:
         episode = priced(episode, self.plan.prices)
@@ -293,6 +303,7 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
         **({"user": plan.user} if plan.user else {}),
         **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
         **({"safety": read_policy(plan.policy_file).model_dump()} if plan.policy_file else {}),
+        **({"request": request} if (request := plan.served.decisive) else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},

@@ -57,6 +57,17 @@ def usage_of(player: Player | None) -> Usage:
     return Usage(sampled, sum(len(branch.ids) for branch in branches) - sampled)
 
 
+def thinking_s(player: Player) -> float | None:
+    """Seconds of its last turn that count against the wall limit of an episode.
+
+    None: all of them. A player of a served model tells its own time from what it waited for, since
+    neither a full server nor a limit of requests is the agent's fault; its turns have time limits
+    of their own.
+    """
+    told = getattr(player, "thinking_s", None)
+    return told if isinstance(told, float) else None
+
+
 class Policy(Protocol):
     """Makes players."""
 

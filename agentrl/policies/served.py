@@ -1,6 +1,7 @@
 """Policies behind an OpenAI-compatible server: messages in, a message out, by the official client.
 
-They leave no tokens, so nothing can be trained on them; they evaluate, and they judge.
+They evaluate, and they judge. Where the server tells token ids and log-probabilities, and is asked
+to, their episodes are token-exact as well.
 """
 
 from __future__ import annotations
@@ -10,38 +11,35 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, Field, ValidationError
-
-from agentrl.chat.parsing import BAD_ARGUMENTS, Refused, decode
-from agentrl.errors import AnswerFailed, ConfigError, EngineAway, boundary
+from agentrl.errors import AnswerFailed, ConfigError, EngineAborted
 from agentrl.policies.base import Usage, turn_seed
-from agentrl.trajectory import Trajectory
-from agentrl.types import BadCall, EndReason, Json, Limits, Message, Task, ToolCall, ToolSpec
+from agentrl.policies.options import ServedOptions
+from agentrl.policies.pace import Pace, Spending
+from agentrl.policies.replies import FILTERED, FINISHED, Reply, readable, request_messages
+from agentrl.policies.tries import Trouble, backoff_s, trouble_of
+from agentrl.trajectory import Segment, Trajectory
+from agentrl.types import EndReason, Json, Limits, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI, BadRequestError
+    from openai import AsyncOpenAI
 
 OPENAI_URL = "https://api.openai.com/v1"
 NO_KEY = "no-key"
 """What is sent as the key where the environment has none: local servers want some text."""
-
-_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_TOO_LONG = re.compile(
-    r"context.{0,20}(length|window|size)|prompt is too long|too many tokens", re.IGNORECASE
-)
-_FILTER = re.compile(r"content.?(filter|policy|management)|responsible.?ai", re.IGNORECASE)
-_FINISHED = ("stop", "tool_calls", "function_call", "length")
-_FILTERED = ("content_filter", "refusal", "safety")
-_NO_ROOM = (408, 409, 429, 502, 503, 504)
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SEEDS = 1 << 31
-_MOST_TOKENS = 1 << 40
+_CHARACTERS_PER_TOKEN = 4  # a common rule for English; only to hold a pace before it is known
+_SHORTEST_S = 1.0  # what a shorter wait takes of the patience; a server could have it for good else
+# As vLLM (the first two) and SGLang (all but the second) name them; each ignores the others' names.
+_TELL_TOKENS: dict[str, Json] = dict.fromkeys(
+    ("logprobs", "return_token_ids", "return_prompt_token_ids", "return_meta_info"), True
+)
 
 
 class Prices(NamedTuple):
@@ -49,6 +47,20 @@ class Prices(NamedTuple):
 
     prompt: float
     completion: float
+
+
+class _Line(NamedTuple):
+    """What belongs to one event loop: its connections are of no use to another."""
+
+    client: AsyncOpenAI
+    pace: Pace
+
+
+class Answer(NamedTuple):
+    """A reply, and how long the server took for it, in seconds."""
+
+    reply: Reply
+    took_s: float
 
 
 @dataclass(eq=False)
@@ -62,12 +74,10 @@ class ServedPolicy:
             want none.
         temperature: None leaves it to the server.
         prices: None: not known, and the cost of an episode is None as well.
-        timeout_s: how long a server may be silent. A turn, all its tries included, takes at most
-            `retries + 1` times that. Keep it well below the environment's `wall_s`: an episode that
-            meets `wall_s` is graded, and waiting for a server is not the agent's fault.
-        retries: further tries after a broken connection, silence, or an answer 408, 409, 429 or 5xx
-            (by the client).
+        options: time-outs, tries, limits of the server and of spending, and further parameters of
+            every request.
         name: what records call it; made of model and address.
+        spending: tokens and US dollars of all replies so far; `spending.met` says when to stop.
 
     Raises:
         ConfigError: the client is not installed, or a value is wrong.
@@ -78,9 +88,9 @@ class ServedPolicy:
     api_key: str = field(default="", repr=False)
     temperature: float | None = None
     prices: Prices | None = None
-    timeout_s: float = 60.0
-    retries: int = 2
+    options: ServedOptions = field(default_factory=ServedOptions)
     name: str = field(default="", init=False)
+    spending: Spending = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.name = f"openai:{self.model}@{self.base_url}"
@@ -90,14 +100,14 @@ class ServedPolicy:
             raise ConfigError(
                 f"base_url={self.base_url!r} is no address: write it as http://localhost:8000/v1"
             )
-        if not 0 < self.timeout_s < math.inf or self.retries < 0:
-            raise ConfigError(
-                f"timeout_s={self.timeout_s} must be positive and finite, retries={self.retries}"
-                " not < 0"
-            )
         if self.prices is not None and not all(0 <= price < math.inf for price in self.prices):
             raise ConfigError(
                 f"prices={tuple(self.prices)} must be dollars per million tokens, none below zero"
+            )
+        if self.options.budget_usd and self.prices is None:
+            raise ConfigError(
+                f"budget_usd={self.options.budget_usd:g} of a served policy needs prices: say them,"
+                " as in --price 0.15,0.60"
             )
         self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY", "")
         if not self.api_key and self.base_url.rstrip("/") == OPENAI_URL:
@@ -106,9 +116,8 @@ class ServedPolicy:
                 " server"
             )
         _client_class()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = (
-            WeakKeyDictionary()
-        )
+        self.spending = Spending(self.options.budget_tokens, self.options.budget_usd)
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
 
     @contextmanager
     def player(self, task: Task, limits: Limits, seed: int) -> Iterator[_ServedPlayer]:
@@ -117,85 +126,91 @@ class ServedPolicy:
 
     async def close(self) -> None:
         """Close the connections that were opened on this event loop; safe to call twice."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
+        line = self._lines.pop(asyncio.get_running_loop(), None)
+        if line is not None:
+            await line.client.close()
 
-    async def complete(self, request: dict[str, Json]) -> _Reply | EndReason:
-        """Ask for one completion, or learn why the server gives none.
+    async def complete(self, request: dict[str, Json], begins: bool = False) -> Answer | EndReason:
+        """Ask for one completion, as often as it takes, or learn why the server gives none.
+
+        One that begins an episode is not asked for once the budget is spent.
 
         The reason is CONTEXT_LENGTH if the conversation exceeds what the model takes, and
         CONTENT_FILTER if a filter refuses it.
 
         Raises:
+            EngineAborted: the budget is spent.
             EngineAway: the server cannot be reached, or has no room.
-            AnswerFailed: it gave no answer in time, one that says it failed, or one that is no
-                chat completion.
+            AnswerFailed: it gave no answer in time, one that says it failed, half of one, or one
+                that is no chat completion.
             ConfigError: it refuses the key, or knows no such model or address.
         """
-        import openai
+        tries, patience_s = 0, self.options.patience_s
+        while True:
+            found = await self._try(request, begins)
+            if not isinstance(found, Trouble):
+                return found
+            if found.asked_s is not None and max(found.asked_s, _SHORTEST_S) <= patience_s:
+                patience_s -= max(found.asked_s, _SHORTEST_S)
+                self._line().pace.hold(found.asked_s)
+                continue
+            tries += 1
+            if found.asked_s is not None or not found.again or tries > self.options.retries:
+                raise found.error from found.cause
+            await asyncio.sleep(backoff_s(tries))
 
-        async with boundary(AnswerFailed, self.name):
+    async def _try(self, request: dict[str, Json], begins: bool) -> Answer | EndReason | Trouble:
+        text = json.dumps(request["messages"])
+        expected = len(text) // _CHARACTERS_PER_TOKEN + int(request["max_completion_tokens"])
+        client, pace = self._line()
+        async with pace.place(expected) as entry:
+            if begins and self.spending.met:  # now, since it may have waited long for its place
+                raise EngineAborted(f"{self.name}: {self.spending.met}")
+            begun = time.monotonic()
             try:
-                async with asyncio.timeout(self.timeout_s * (self.retries + 1)):
-                    raw = await self._client().chat.completions.with_raw_response.create(
-                        model=self.model, **request
+                async with asyncio.timeout(self.options.timeout_s):
+                    raw = await client.chat.completions.with_raw_response.create(
+                        model=self.model,
+                        messages=request["messages"],
+                        extra_body={key: request[key] for key in request.keys() - {"messages"}},
                     )
-                    text = raw.text
-            except openai.BadRequestError as error:
-                if (reason := _refusal(error)) is not None:
-                    return reason
-                raise
-            except (
-                openai.AuthenticationError,
-                openai.PermissionDeniedError,
-                openai.NotFoundError,
-            ) as error:
-                raise ConfigError(
-                    f"{self.name}: the server says no ({error.status_code}): {_line(error)}"
-                ) from error
-            except openai.APIStatusError as error:
-                if error.status_code in _NO_ROOM:
-                    raise EngineAway(f"{self.name}: {_line(error)}") from error
-                raise
-            except openai.APITimeoutError:
-                raise
-            except openai.APIConnectionError as error:
-                raise EngineAway(f"{self.name}: {_line(error)}") from error
-        try:
-            # Not by pydantic's own reader, which refuses half of a surrogate pair: a model may
-            # well say one.
-            return _Reply.model_validate(_readable(json.loads(text)))
-        except (ValueError, RecursionError) as error:
-            if not isinstance(error, ValidationError):
-                raise AnswerFailed(
-                    f"{self.name}: the answer is no JSON ({_line(error)}): {text[:200]!r}"
-                ) from error
-            why = (
-                f"{'.'.join(map(str, error.errors()[0]['loc'])) or 'body'}:"
-                f" {error.errors()[0]['msg']}"
-            )
-            raise AnswerFailed(
-                f"{self.name}: the answer is no chat completion ({why}): {text[:200]!r}"
-            ) from error
+                    reply = Reply.read(raw.text, self.name)
+            except Exception as error:
+                trouble = trouble_of(error, self.name, self.options.timeout_s)
+                if trouble is None:
+                    raise
+                return trouble
+            entry.amount = reply.usage.prompt_tokens + reply.usage.completion_tokens
+            return Answer(reply, time.monotonic() - begun)
 
-    def _client(self) -> AsyncOpenAI:
-        """A client of the running loop: its connections are of no use to another."""
+    def usage(self, sampled: int, prompt: int) -> Usage:
+        """So many tokens at this policy's prices."""
+        prices = self.prices
+        usd = (
+            None if prices is None else (prompt * prices.prompt + sampled * prices.completion) / 1e6
+        )
+        return Usage(sampled, prompt, usd)
+
+    def _line(self) -> _Line:
         loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = _client_class()(
+        if loop not in self._lines:
+            # Its own tries would count in no pace, and it waits a minute at most where told to.
+            client = _client_class()(
                 base_url=self.base_url,
                 api_key=self.api_key or NO_KEY,
-                timeout=self.timeout_s,
-                max_retries=self.retries,
+                timeout=self.options.timeout_s,
+                max_retries=0,
             )
-        return self._clients[loop]
+            self._lines[loop] = _Line(client, Pace(self.options))
+        return self._lines[loop]
 
 
 class _ServedPlayer:
-    """One episode: counts tokens as the server counts them, and holds the episode to its limits."""
+    """One episode: counts tokens as the server counts them, and holds the episode to its limits.
 
-    trajectories: tuple[Trajectory, ...] = ()
+    Attributes:
+        thinking_s: how long the server took for the last turn; what was waited for is not in it.
+    """
 
     def __init__(self, policy: ServedPolicy, limits: Limits, seed: int) -> None:
         self._policy = policy
@@ -204,153 +219,114 @@ class _ServedPlayer:
         self._turn = 0
         self._sampled = 0
         self._prompt = 0
+        self._branches: list[Trajectory] = []
+        self.thinking_s = 0.0
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The branches so far; empty where the server is not asked for tokens."""
+        return tuple(self._branches)
 
     @property
     def usage(self) -> Usage:
         """Tokens sent and received so far. Every turn counts its whole prompt, earlier turns
         included, because servers bill it.
         """
-        prices = self._policy.prices
-        usd = (
-            None
-            if prices is None
-            else (self._prompt * prices.prompt + self._sampled * prices.completion) / 1e6
-        )
-        return Usage(self._sampled, self._prompt, usd)
+        return self._policy.usage(self._sampled, self._prompt)
 
     async def act(
         self, history: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Message, EndReason | None]:
         """Ask for one turn. One that the server cut short, or that is longer than the limit, ends
-        the episode with MAX_TOKENS.
+        the episode with MAX_TOKENS; one that the model or a filter refuses, with the name of that.
         """
+        policy, self.thinking_s = self._policy, 0.0
         left = self._limits.episode_tokens - self._sampled
         if left < 1:
             return Message.assistant(""), EndReason.MAX_TOKENS
         budget = min(self._limits.turn_tokens, left)
-        reply = await self._policy.complete(self._request(history, tools, budget))
-        if isinstance(reply, EndReason):
-            return Message.assistant(""), reply
+        # A witness (agentrl.rollout.blame) asks for one token, and no budget may silence it: what
+        # it says decides whether a failure was the agent's.
+        begins = self._turn == 0 and self._limits.turn_tokens > 1
+        found = await policy.complete(self._request(history, tools, budget), begins)
+        if isinstance(found, EndReason):
+            return Message.assistant(""), found
+        reply, self.thinking_s = found
+        self._count(reply)
+        if policy.options.tokens:
+            self._keep(reply)
+        return _ending(reply, budget, policy.name)
+
+    def _count(self, reply: Reply) -> None:
+        sampled, prompt = reply.usage.completion_tokens, reply.usage.prompt_tokens
+        self._policy.spending.add(self._policy.usage(sampled, prompt))
         self._turn += 1
-        self._sampled += reply.usage.completion_tokens
-        self._prompt += reply.usage.prompt_tokens
-        choice = reply.choices[0]
-        if choice.finish_reason in _FILTERED:
-            return choice.message.read(), EndReason.CONTENT_FILTER
-        if choice.finish_reason not in _FINISHED:
-            raise AnswerFailed(
-                f"{self._policy.name}: the server ended a turn by {choice.finish_reason!r}"
+        self._sampled += sampled
+        self._prompt += prompt
+
+    def _keep(self, reply: Reply) -> None:
+        """Keep the tokens of a turn; a prompt that does not begin with what was there is a new
+        branch, since a server may write the history anew.
+
+        Raises:
+            ConfigError: the server tells none.
+            AnswerFailed: it told them before, or they are none.
+        """
+        turn, name = reply.sampled(), self._policy.name
+        if turn is None:
+            if not reply.usage.completion_tokens:
+                return
+            kind = AnswerFailed if self._branches else ConfigError
+            raise kind(
+                f"{name}: tokens=true, and the server tells no token ids with log-probabilities:"
+                " serve the model by `agentrl serve`, vLLM or SGLang, or leave tokens out"
             )
-        cut = choice.finish_reason == "length" or reply.usage.completion_tokens > budget
-        return choice.message.read(), EndReason.MAX_TOKENS if cut else None
+        try:
+            said = Segment.sampled(turn.ids, turn.logprobs, 0, turn.finish)
+            last = self._branches[-1].ids if self._branches else ()
+            if last and turn.prompt_ids[: len(last)] == last:
+                rest = turn.prompt_ids[len(last) :]
+                between = (Segment.observation(rest),) if rest else ()
+                self._branches[-1] = self._branches[-1].extend(*between, said)
+            else:
+                self._branches.append(Trajectory((Segment.prompt(turn.prompt_ids), said)))
+        except ValueError as error:
+            raise AnswerFailed(f"{name}: the tokens of an answer are none: {error}") from error
 
     def _request(
         self, history: Sequence[Message], tools: Sequence[ToolSpec], budget: int
     ) -> dict[str, Json]:
+        policy = self._policy
+        messages = request_messages(history, reasoning=policy.options.send_reasoning)
         request: dict[str, Json] = {
-            "messages": _readable(request_messages(history)),
+            **policy.options.sampling,
+            "messages": readable(messages),
             "max_completion_tokens": budget,
             "seed": turn_seed(self._seed, self._turn) % _SEEDS,
         }
         if tools:
             request["tools"] = [spec.schema() for spec in tools]
-        if self._policy.temperature is not None:
-            request["temperature"] = self._policy.temperature
-        return request
+        if policy.temperature is not None:
+            request["temperature"] = policy.temperature
+        return request | (_TELL_TOKENS if policy.options.tokens else {})
 
 
-# What travels.
+def _ending(reply: Reply, budget: int, name: str) -> tuple[Message, EndReason | None]:
+    """What was said, and how that ends the episode, if it does.
 
-
-def request_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Messages as a server takes them: every call has an id and a name it accepts, every result the
-    id of its call.
-
-    A call that could not be read goes back as one of `unreadable_call` with its text.
+    Raises:
+        AnswerFailed: the server ended the turn in a way that has no meaning here.
     """
-    rows: list[dict[str, Json]] = []
-    open_ids: list[str] = []
-    for message in messages:
-        row: dict[str, Json] = {"role": message.role, "content": message.content}
-        if message.tool_calls:
-            row["tool_calls"] = [
-                _call_row(call, f"call_{len(rows)}_{i}")
-                for i, call in enumerate(message.tool_calls)
-            ]
-            open_ids = [call["id"] for call in row["tool_calls"]]
-        elif message.role == "tool":
-            following = open_ids.pop(0) if open_ids else "call_unknown"
-            row["tool_call_id"] = message.tool_call_id or following
-        rows.append(row)
-    return rows
-
-
-def _call_row(call: ToolCall | BadCall, number: str) -> dict[str, Json]:
-    if isinstance(call, BadCall):
-        call = ToolCall("unreadable_call", {"text": call.text})
-    function = {
-        "name": _NAME.sub("_", call.name)[:64] or "nameless",
-        "arguments": json.dumps(_readable(dict(call.arguments))),
-    }
-    return {"id": call.id or number, "type": "function", "function": function}
-
-
-class _Function(BaseModel):
-    name: str
-    arguments: str | dict[str, Json] = ""
-
-
-class _Call(BaseModel):
-    function: _Function
-    id: str | None = None
-
-    def read(self) -> ToolCall | BadCall:
-        """The call; no arguments at all are an empty object."""
-        name, written = self.function.name, self.function.arguments
-        text = written if isinstance(written, str) else json.dumps(written)
-        try:
-            arguments = decode(text) if text.strip() else {}
-            if not isinstance(arguments, dict):
-                raise Refused(BAD_ARGUMENTS)
-        except Refused as refused:
-            return BadCall(f"{name}({text})", refused.why)
-        return ToolCall(name, arguments, self.id or "")
-
-
-class _Said(BaseModel):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-    def read(self) -> Message:
-        """The assistant's message; a refusal is what it said."""
-        calls = tuple(call.read() for call in self.tool_calls or ())
-        return Message(
-            "assistant",
-            self.content or self.refusal or "",
-            calls,
-            reasoning=(self.reasoning_content or "").strip(),
-        )
-
-
-class _Choice(BaseModel):
-    message: _Said
-    finish_reason: str
-
-
-class _Counted(BaseModel):
-    prompt_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
-    completion_tokens: int = Field(ge=0, lt=_MOST_TOKENS)
-
-
-class _Reply(BaseModel):
-    """What of a chat completion is read. Without `usage` no limit of tokens could be held, so it
-    must be there.
-    """
-
-    choices: Annotated[list[_Choice], Field(min_length=1)]
-    usage: _Counted
+    choice = reply.choices[0]
+    message = choice.message.read()
+    if choice.finish_reason in FILTERED:
+        return message, EndReason.CONTENT_FILTER
+    if choice.finish_reason not in FINISHED:
+        raise AnswerFailed(f"{name}: the server ended a turn by {choice.finish_reason!r}")
+    if choice.message.refusal and not message.tool_calls:
+        return message, EndReason.REFUSED
+    cut = choice.finish_reason == "length" or reply.usage.completion_tokens > budget
+    return message, EndReason.MAX_TOKENS if cut else None
 
 
 def _client_class() -> Any:
@@ -361,27 +337,3 @@ def _client_class() -> Any:
             "served models need the package openai: pip install 'agentrl[judge]'"
         ) from error
     return AsyncOpenAI
-
-
-def _refusal(error: BadRequestError) -> EndReason | None:
-    """Why a server refuses this conversation; None where the request itself is wrong."""
-    if error.code == "context_length_exceeded" or _TOO_LONG.search(error.message):
-        return EndReason.CONTEXT_LENGTH
-    if error.code == "content_filter" or _FILTER.search(error.message):
-        return EndReason.CONTENT_FILTER
-    return None
-
-
-def _readable(value: Json) -> Json:
-    """The same JSON with the replacement character for each surrogate, which UTF-8 has not."""
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_readable(item) for item in value]
-    if isinstance(value, dict):
-        return {_readable(key): _readable(item) for key, item in value.items()}
-    return value
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

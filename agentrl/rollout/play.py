@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from agentrl.aio import is_cancelled
 from agentrl.calls import Guard
 from agentrl.env import ToolEnv
 from agentrl.errors import InfraError, ToolFault, UserError, VerifierError, WallLimitMet, boundary
-from agentrl.policies.base import Player, Policy, usage_of
+from agentrl.policies.base import Player, Policy, thinking_s, usage_of
 from agentrl.rollout.blame import answers, blame, is_for_user, oracle
 from agentrl.runner import Runner, borrow, closing
 from agentrl.sandboxes.base import Sandbox, SandboxPool
@@ -228,7 +228,11 @@ async def _converse(
     progress.opening = len(history)
     while True:
         progress.acting = True
-        async with _paused(clock) if setting.deterministic else nullcontext():
+        if setting.deterministic or thinking_s(player) is not None:
+            async with _paused(clock):
+                message, end = await player.act(history, env.tools)
+            await _charge(clock, 0.0 if setting.deterministic else thinking_s(player) or 0.0)
+        else:
             message, end = await player.act(history, env.tools)
         progress.acting = False
         history.append(message)
@@ -243,13 +247,22 @@ async def _converse(
 
 @asynccontextmanager
 async def _paused(clock: asyncio.Timeout) -> AsyncIterator[None]:
-    """Stop the clock while a turn-synchronous policy waits for other, slower episodes."""
+    """Stop the clock while a policy waits for other episodes, or for the server of a model."""
     loop, deadline = asyncio.get_running_loop(), clock.when()
     assert deadline is not None
     left = deadline - loop.time()
     clock.reschedule(None)
     yield
     clock.reschedule(loop.time() + left)
+
+
+async def _charge(clock: asyncio.Timeout, seconds: float) -> None:
+    """Let so much time be over; if that was the last, the clock ends its block here."""
+    deadline = clock.when()
+    assert deadline is not None
+    clock.reschedule(deadline - seconds)
+    if seconds:
+        await asyncio.sleep(0)
 
 
 def _submission(

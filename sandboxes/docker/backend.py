@@ -22,10 +22,11 @@ from agentrl.sandboxes.docker.images import (
 )
 from agentrl.sandboxes.docker.network import Link
 from agentrl.sandboxes.docker.networked import NetworkedSandbox
-from agentrl.sandboxes.docker.owner import Owner, Uid
+from agentrl.sandboxes.docker.owner import UIDS, Owner
 from agentrl.sandboxes.docker.spec import AREA, Spec, container_rlimits
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
+from agentrl.sandboxes.uids import Uid
 
 _THREADS = 32
 _LIFETIME_S = 7 * 86_400.0
@@ -142,7 +143,7 @@ class DockerBackend:
         link: Link | None = None
         try:
             layered = self._layered(daemon, image_of(role, self._image))
-            uid = Uid()
+            uid = Uid(UIDS)
             place = _place(uid.number, limits, layered.env)
             labels = self._owner.labels(self._lifetime_s) | {
                 "agentrl.role": role,

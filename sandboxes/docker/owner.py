@@ -8,24 +8,20 @@ touched.
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.errors import SandboxLost
 from agentrl.sandboxes.docker.undertaker import RUN_LABEL
 
 LABEL = "agentrl.sandbox"
 _HOST, _PID, DEADLINE_LABEL = "agentrl.host", "agentrl.pid", "agentrl.deadline"
 # Inside the 65,536 ids that a remapped user namespace has by default, above those that images give
 # to their users.
-_FIRST_UID, _LAST_UID = 20_000, 60_000
-_UID_STEP = 97
+UIDS = range(20_000, 60_000)
 
 
 @dataclass(frozen=True)
@@ -87,39 +83,3 @@ def _start(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-class Uid:
-    """A uid that no other sandbox of this machine has while this object is open.
-
-    Limits that the kernel counts per user (pipes, inotify watches, pending signals) are then not
-    shared between sandboxes. The lock is the name of a socket, which the kernel frees when its
-    process ends in any way.
-    """
-
-    def __init__(self) -> None:
-        """Take one.
-
-        Raises:
-            SandboxLost: all are taken.
-        """
-        self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        count = _LAST_UID - _FIRST_UID
-        for step in range(count):
-            self.number = _FIRST_UID + (os.getpid() * _UID_STEP + step) % count
-            try:
-                self._lock.bind(f"\0agentrl-uid-{self.number}")
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    self._lock.close()
-                    raise
-            else:
-                return
-        self._lock.close()
-        raise SandboxLost(
-            f"all {count} uids for sandboxes are taken on this machine: close some sandboxes"
-        )
-
-    def release(self) -> None:
-        """Give it back; safe to call twice."""
-        self._lock.close()

@@ -399,11 +399,15 @@ def syntax_error(tmp_path):
         (["eval", "calc-v0", "--limit", "1", "--policy", "orakel"], "--policy 'orakel' is unknown"),
         (["eval", "calc-v0", "--limit", "1", "--policy", "vllm:/no/such"], "does not exist"),
         (
-            ["eval", "calc-v0", "--limit", "1", "--engine-option", "max_model_len=-1"],
+            ["eval", "calc-v0", "--policy", "hf:m", "--engine-option", "dtype=auto"],
+            "--engine-option dtype=auto is a setting of vLLM and does nothing for --policy hf:m",
+        ),
+        (
+            ["eval", "calc-v0", "--policy", "vllm:m", "--engine-option", "max_model_len=-1"],
             "--engine-option max_model_len= -1: input should be greater",
         ),
         (
-            ["eval", "calc-v0", "--limit", "1", "--engine-option", "own_weights=true"],
+            ["eval", "calc-v0", "--policy", "vllm:m", "--engine-option", "own_weights=true"],
             "own_weights=true is no setting of 'vllm'",
         ),
         (["demo", "--engine", "vlm"], "name='vlm': must be 'transformers' or 'vllm'"),

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import require
-from helpers import below, process, tiny_model_folder, wait_for
+from helpers import below, process, run_cli, tiny_model_folder, wait_for
 from run_cases import settings
 
 from agentrl.cli import serve as command
+from agentrl.cli.options import engine_of, served_options
 from agentrl.engines import vllm_setup
 from agentrl.errors import ConfigError
 from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.records.files import read_episodes
 from agentrl.registry import factory
 from agentrl.trainers.online.run import Run
 
@@ -49,6 +51,43 @@ def test_other_machines_are_let_in_only_with_a_key(monkeypatch, host):
 def test_a_context_that_the_model_does_not_have_is_refused():
     with pytest.raises(ConfigError, match=r"max_model_len=513 exceeds the context length 512"):
         command._arguments(str(tiny_model_folder()), command.vllm_settings(["max_model_len=513"]))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: engine_of("hf:m", ["kv_cache_gib=1"]),
+            "--engine-option kv_cache_gib=1 is a setting of vLLM and does nothing for",
+        ),
+        (lambda: engine_of("oracle", ["dtype=auto"]), "--engine-option dtype=auto is a setting of"),
+        (
+            lambda: served_options("vllm:m", ["top_p=0.9"]),
+            "--policy-option top_p=0.9 is an option of a served model and does nothing",
+        ),
+        (lambda: served_options("openai:m", ["top_p"]), "--policy-option 'top_p': write it as"),
+    ],
+)
+def test_options_that_do_nothing_are_refused_by_name(call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()
+
+
+def test_options_go_where_they_belong():
+    assert engine_of("vllm:m", ["max_model_len=64"]).max_model_len == 64
+    assert engine_of("hf:m", None).name == "vllm"
+    options = served_options("openai:m", ["retries=5", "top_p=0.9"])
+    assert (options.retries, options.sampling) == (5, {"top_p": 0.9})
+
+
+def test_tool_calls_are_read_in_the_format_of_the_model():
+    hermes = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    assert command._tool_calls(str(tiny_model_folder()), "auto") == hermes
+
+
+def test_a_format_that_vllm_does_not_read_is_said(capsys):
+    assert command._tool_calls(str(tiny_model_folder()), "atem") == []
+    assert "no reader for tool calls of the format 'atem'" in capsys.readouterr().err
 
 
 def post(url: str, body: dict) -> dict:
@@ -93,8 +132,35 @@ def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
     log = (tmp_path / "log").open("wb")
     env = os.environ | {"VLLM_CACHE_ROOT": str(tmp_path)}
     with log, process(*words, stderr=log, env=env) as served, its_family(served):
-        wait_for(up, timeout_s=300)
+        wait_for(up, timeout_s=500)
         body = {"model": str(tiny_model_folder()), "prompt": [5, 6, 7], "max_tokens": 4}
         body |= {"logprobs": 0, "return_token_ids": True, "seed": 3, "temperature": 0.7}
         (choice,) = post(f"{url}/v1/completions", body)["choices"]
+        policy = f"openai:{tiny_model_folder()}@{url}/v1"
+        words = ("eval", "calc-v0", "--policy", policy, "--limit", "3", "--out", tmp_path / "out")
+        words += ("--policy-option", "tokens=true", "--temperature", "0.7", "--sandbox", "process")
+        evaluated = run_cli(*words, OPENAI_API_KEY="")
     assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
+    assert evaluated.returncode == 0, evaluated.stderr
+    episodes = list(read_episodes(tmp_path / "out" / "episodes.jsonl").values())
+    assert len(episodes) == 3
+    for episode in episodes:
+        assert episode.trajectories and episode.counts.sampled_tokens > 0
+        assert gap(episode.trajectories, temperature=0.7) < 1e-3
+
+
+def gap(branches, temperature):
+    """The largest difference between recorded log-probabilities and those of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder(), dtype=torch.float32)
+    largest = 0.0
+    for branch in branches:
+        ids = torch.tensor([branch.ids])
+        with torch.no_grad():
+            logprobs = (model(ids).logits[0, :-1].float() / temperature).log_softmax(-1)
+        scored = logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
+        pairs = zip(branch.mask[1:], branch.logprobs[1:], scored, strict=True)
+        largest = max(largest, *(abs(told - ours) for on, told, ours in pairs if on))
+    return largest

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),
-    "openai": ("agentrl/policies/served.py",),
+    "openai": ("agentrl/policies/served.py", "agentrl/policies/tries.py"),
     "typer": ("agentrl/cli/",),
 }
 """Package -> who may import it; inside a function others may import gymnasium too, as its own

@@ -18,7 +18,9 @@ from agentrl.errors import ConfigError, EngineError, UserError
 from agentrl.evaluation.audit import AuditPlan, audit
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.policies import served
-from agentrl.policies.served import Prices, ServedPolicy, request_messages
+from agentrl.policies.options import ServedOptions
+from agentrl.policies.replies import request_messages
+from agentrl.policies.served import Prices, ServedPolicy
 from agentrl.records.files import read_episodes
 from agentrl.tools import tool
 from agentrl.trainers.batch import pack
@@ -35,11 +37,11 @@ def plain_environment(monkeypatch):
 HI = (Message.user("hi"),)
 
 
-def act(server, *, tools=(), limits=None, seed=0, **settings):
+def act(server, *, tools=(), limits=None, seed=0, temperature=None, prices=None, **options):
     """One turn: what was said, the ending, and the usage."""
 
     async def ask():
-        policy = ServedPolicy("m", server.url, **settings)
+        policy = ServedPolicy("m", server.url, "", temperature, prices, ServedOptions(**options))
         try:
             with policy.player(make_task(), limits or Limits(), seed) as player:
                 return *(await player.act(HI, tools)), player.usage
@@ -104,7 +106,7 @@ def test_reasoning_and_refusals_are_read():
         completion("4", reasoning_content=" two and two "), completion(None, refusal="I won't")
     ) as server:
         assert act(server)[0] == Message("assistant", "4", reasoning="two and two")
-        assert act(server)[0] == Message.assistant("I won't")
+        assert act(server)[:2] == (Message.assistant("I won't"), EndReason.REFUSED)
 
 
 def test_history_goes_back_with_ids_that_match():
@@ -240,7 +242,7 @@ def test_a_server_that_is_down_gives_no_score():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-        episode = play_one(Echo, ServedPolicy("m", url, retries=0))
+        episode = play_one(Echo, ServedPolicy("m", url, options=ServedOptions(retries=0)))
     assert (episode.end, episode.reward) == (
         EndReason.ENGINE_ERROR,
         None,
@@ -309,8 +311,6 @@ def test_the_command_line_evaluates_a_served_model():
     [
         ({"model": ""}, "model=''"),
         ({"base_url": "localhost:8000"}, "base_url='localhost:8000'"),
-        ({"timeout_s": 0}, "timeout_s=0"),
-        ({"retries": -1}, "retries=-1"),
         ({"prices": Prices(-1, 0)}, r"prices=\(-1, 0\)"),
         ({"base_url": "https://api.openai.com/v1"}, "OPENAI_API_KEY"),
     ],

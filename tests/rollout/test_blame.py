@@ -10,6 +10,7 @@ from chat_server import chat_server, completion, failure
 from helpers import Echo, call, make_task, play_one, rollouts, says, script
 
 from agentrl.errors import BackendAway, SandboxLost, VerifierError
+from agentrl.policies.options import ServedOptions
 from agentrl.policies.served import ServedPolicy
 from agentrl.runner import Runner
 from agentrl.sandboxes import Pool, open_pool
@@ -153,9 +154,16 @@ def told(request):
 
 def test_words_that_break_the_server_are_the_agents():
     with chat_server(told) as server:
-        episode = play_one(Echo, ServedPolicy("m", server.url, retries=0))
+        episode = play_one(Echo, ServedPolicy("m", server.url, options=ServedOptions(retries=0)))
     assert (episode.end, episode.score.value) == FAULT and "engine_error" in episode.score.why
     assert server.requests[-1]["max_completion_tokens"] == 1
+
+
+def test_a_spent_budget_makes_no_failure_of_an_agent_one_of_infrastructure():
+    with chat_server(told) as server:
+        options = ServedOptions(retries=0, budget_tokens=1)
+        episode = play_one(Echo, ServedPolicy("m", server.url, options=options))
+    assert (episode.end, episode.score.value) == FAULT
 
 
 def test_an_answer_that_breaks_the_server_is_the_agents():
@@ -163,7 +171,7 @@ def test_an_answer_that_breaks_the_server_is_the_agents():
         return completion("x") if request["max_completion_tokens"] == 1 else failure(500, "parser")
 
     with chat_server(parses) as server:
-        episode = play_one(Echo, ServedPolicy("m", server.url, retries=0))
+        episode = play_one(Echo, ServedPolicy("m", server.url, options=ServedOptions(retries=0)))
     assert (episode.end, episode.score.value) == FAULT
 
 
@@ -176,13 +184,13 @@ def test_a_server_without_room_is_nobodys_fault(status):
         )
 
     with chat_server(busy) as server:
-        episode = play_one(Echo, ServedPolicy("m", server.url, retries=0))
+        episode = play_one(Echo, ServedPolicy("m", server.url, options=ServedOptions(retries=0)))
     assert (episode.end, episode.score.value) == (EndReason.ENGINE_ERROR, None)
 
 
 def test_a_server_that_refuses_everything_is_infrastructure():
     with chat_server(failure(400, "tools are not supported")) as server:
-        episode = play_one(Echo, ServedPolicy("m", server.url, retries=0))
+        episode = play_one(Echo, ServedPolicy("m", server.url, options=ServedOptions(retries=0)))
     assert (episode.end, episode.score.value) == (EndReason.ENGINE_ERROR, None)
 
 

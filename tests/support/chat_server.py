@@ -14,12 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Answer:
-    """One HTTP answer; `hang` sends none until the server ends."""
+    """One HTTP answer; `hang` sends none until the server ends, `cut` only half of the body."""
 
     body: object
     status: int = 200
     hang: bool = False
     kind: str = "application/json"
+    cut: bool = False
+    after_s: float = 0.0
+    wait: tuple[str, str] = ("retry-after-ms", "5")
 
 
 @dataclass
@@ -74,6 +77,7 @@ def chat_server(*answers: Answer | Callable[[dict], Answer]) -> Iterator[ChatSer
                 ended.wait(30)
                 self.close_connection = True
                 return
+            ended.wait(answer.after_s)
             body = (
                 answer.body.encode()
                 if isinstance(answer.body, str)
@@ -83,11 +87,12 @@ def chat_server(*answers: Answer | Callable[[dict], Answer]) -> Iterator[ChatSer
             for name, value in (
                 ("content-type", answer.kind),
                 ("content-length", len(body)),
-                ("retry-after-ms", 5),
+                answer.wait,
             ):
                 self.send_header(name, str(value))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) // 2] if answer.cut else body)
+            self.close_connection = self.close_connection or answer.cut
 
         def log_message(self, *args):
             pass

@@ -17,7 +17,8 @@ from agentrl.sandboxes import DockerBackend, Pool, SandboxLimits
 from agentrl.sandboxes.contract import check_backend
 from agentrl.sandboxes.contract.room import python, sh
 from agentrl.sandboxes.docker.backend import first_daemon
-from agentrl.sandboxes.docker.owner import LABEL, Owner, Uid
+from agentrl.sandboxes.docker.owner import LABEL, UIDS, Owner
+from agentrl.sandboxes.uids import Uid
 
 LIMITS = SandboxLimits(
     memory_mb=256, disk_mb=16, processes=24, open_files=64, output_bytes=4000, file_bytes=10_000
@@ -101,7 +102,7 @@ def test_the_supervisor_cannot_be_used_to_reach_what_the_agent_cannot(docker):
 
 
 def test_uids_are_shared_out_over_all_processes_of_a_machine():
-    first, second = Uid(), Uid()
+    first, second = Uid(UIDS), Uid(UIDS)
     code = f"""
 import socket
 taken = []
@@ -113,7 +114,7 @@ print(taken)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([first.number, second.number])
     first.release()
-    third = Uid()
+    third = Uid(UIDS)
     assert third.number == first.number
     second.release()
     third.release()

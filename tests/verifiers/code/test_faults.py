@@ -18,6 +18,7 @@ from helpers import Echo, children, make_task, right, rollouts, script
 from agentrl.errors import VerifierError
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.policies.base import Scripted
+from agentrl.policies.options import ServedOptions
 from agentrl.policies.served import ServedPolicy
 from agentrl.records.files import read_episodes
 from agentrl.sandboxes import open_pool
@@ -104,7 +105,9 @@ async def asks_a_judge_that_talks_nonsense(submission):
 async def asks_an_engine_that_is_down(submission):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        policy = ServedPolicy("m", f"http://127.0.0.1:{closed.getsockname()[1]}/v1", retries=0)
+        policy = ServedPolicy(
+            "m", f"http://127.0.0.1:{closed.getsockname()[1]}/v1", options=ServedOptions(retries=0)
+        )
         try:
             return await rubric(asks(policy), ALIKE)(submission)
         finally:
