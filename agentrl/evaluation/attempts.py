@@ -14,7 +14,7 @@ from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task, TaskView
 
 
-def recorded(out: Path | None, run: str) -> list[Episode]:
+def attempts_in(out: Path | None, run: str) -> list[Episode]:
     """Episodes of an earlier, interrupted run of the same plan in this folder.
 
     Raises:

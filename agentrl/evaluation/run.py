@@ -16,9 +16,9 @@ from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError
 from agentrl.evaluation.attempts import (
+    attempts_in,
     check_starts,
     last_attempts,
-    recorded,
     sample_of,
     samples_of,
 )
@@ -196,7 +196,7 @@ class _Match:
         self.writer: EpisodeWriter | None = None
         self.pool = pool_for(env, plan.sandbox, plan.concurrency or None)
         self.run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
-        self.earlier = recorded(plan.out, self.run)
+        self.earlier = attempts_in(plan.out, self.run)
         self.attempts: list[Episode] = []
         self.refused: dict[str, str] = {}
         self.planned = 0

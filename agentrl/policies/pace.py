@@ -16,7 +16,7 @@ MINUTE_S = 60.0
 
 
 @dataclass
-class Entry:
+class Use:
     """Something that counts against a window, at a moment."""
 
     at: float
@@ -28,7 +28,7 @@ class Window:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[Use] = deque()
 
     def wait_s(self, amount: int, now: float) -> float:
         """How long until this much fits; 0.0: now."""
@@ -43,9 +43,9 @@ class Window:
                 return entry.at + MINUTE_S - now
         return 0.0
 
-    def add(self, amount: int, now: float) -> Entry:
+    def add(self, amount: int, now: float) -> Use:
         """Count it; the entry's amount may be corrected later."""
-        self._entries.append(Entry(now, amount))
+        self._entries.append(Use(now, amount))
         return self._entries[-1]
 
 
@@ -69,7 +69,7 @@ class Pace:
         self._closed_until = max(self._closed_until, self._clock() + seconds)
 
     @asynccontextmanager
-    async def place(self, tokens: int) -> AsyncIterator[Entry]:
+    async def place(self, tokens: int) -> AsyncIterator[Use]:
         """Wait until one try of about so many tokens may begin, and be it for the block.
 
         The entry's amount is for the caller to correct, once it is known.

@@ -46,7 +46,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Approval:
     """An answer, and who gave it in which words; for the record."""
 
     answer: Answer
@@ -58,7 +58,7 @@ class Approver(Protocol):
 
     deterministic: bool
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Approval:
         """Answer one request; never raises for an approver that cannot be reached."""
         ...
 
@@ -68,9 +68,9 @@ class Nobody:
 
     deterministic = True
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Approval:
         """Deny."""
-        return Reply("deny", "nobody to ask")
+        return Approval("deny", "nobody to ask")
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class ScriptedApprover:
     answers: Mapping[str, Answer]
     deterministic = True
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Approval:
         """The first answer whose pattern is the rule's id or the tool's name."""
         for pattern, given in self.answers.items():
             if path_matches(pattern, request.rule) or path_matches(pattern, request.tool):
-                return Reply(given, f"script: {given}")
-        return Reply("deny", "script: names neither the tool nor the rule")
+                return Approval(given, f"script: {given}")
+        return Approval("deny", "script: names neither the tool nor the rule")
 
 
 class AtTerminal:
@@ -101,7 +101,7 @@ class AtTerminal:
         self._read = read or (lambda: sys.stdin.readline())
         self._turn = asyncio.Lock()
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Approval:
         """`y` or `yes` approves; anything else, the end of input included, denies."""
         async with self._turn:
             shown, rule = plain(request.preview, lines=True), plain(request.rule)
@@ -114,8 +114,8 @@ class AtTerminal:
             line = await asyncio.to_thread(self._read)
         said = line.strip().lower()
         if not line:
-            return Reply("deny", "terminal: no answer")
-        return Reply("approve" if said in ("y", "yes") else "deny", f"terminal: {said[:20]}")
+            return Approval("deny", "terminal: no answer")
+        return Approval("approve" if said in ("y", "yes") else "deny", f"terminal: {said[:20]}")
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,17 @@ class Webhook:
     timeout_s: float = 30.0
     deterministic = False
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Approval:
         """What the server says; no or another answer denies and says so."""
         try:
             async with asyncio.timeout(self.timeout_s + 1):
                 said = await asyncio.to_thread(self._ask, request)
         except (OSError, ValueError, TimeoutError, urllib.error.URLError) as error:
             why = " ".join(str(error).split())[:120] or type(error).__name__
-            return Reply("deny", f"webhook did not answer: {why}")
+            return Approval("deny", f"webhook did not answer: {why}")
         if said not in ("approve", "deny"):
-            return Reply("deny", f"webhook gave no decision: {said!r:.60}")
-        return Reply("approve" if said == "approve" else "deny", f"webhook: {said}")
+            return Approval("deny", f"webhook gave no decision: {said!r:.60}")
+        return Approval("approve" if said == "approve" else "deny", f"webhook: {said}")
 
     def _ask(self, request: Request) -> Any:
         body = {name: getattr(request, name) for name in Request.__slots__}

@@ -20,7 +20,7 @@ from agentrl.trainers.offline.data.nouns import Messages
 from agentrl.trainers.offline.data.tokens import TokenRow
 from agentrl.trainers.offline.measure import response_logprobs
 from agentrl.trainers.offline.readiness import readiness
-from agentrl.trainers.offline.sampling import Answer, answers_to, open_judge
+from agentrl.trainers.offline.sampling import OwnAnswer, answers_to, open_judge
 from agentrl.trainers.offline.settings import Card, SampleSettings
 
 
@@ -105,7 +105,7 @@ def _answered(card: Card, whose: Subject, prompts: list[Messages]) -> dict[str, 
     return found | (_judged(card.judge, before, after) if card.judge else {})
 
 
-def _judged(name: str, before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
+def _judged(name: str, before: Sequence[OwnAnswer], after: Sequence[OwnAnswer]) -> dict[str, Any]:
     judge = open_judge(name)
     old, new = (judge([(one.prompt, one.message) for one in side]) for side in (before, after))
     wins = [0.5 if a == b else float(a > b) for a, b in zip(new, old, strict=True)]

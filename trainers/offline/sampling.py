@@ -26,7 +26,7 @@ Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class OwnAnswer:
     """What a model said to a prompt.
 
     Attributes:
@@ -47,13 +47,13 @@ class Answer:
 
 def answers_to(
     model: Any, chat: Chat, prompts: Sequence[Messages], how: SampleSettings, seed: int
-) -> list[list[Answer]]:
+) -> list[list[OwnAnswer]]:
     """`how.answers` (at least one) answers to each prompt; prompts that leave no room get none."""
     engine = open_engine(model, chat)
     was_training = model.training
     model.eval()
 
-    async def one(prompt: Messages, number: int) -> Answer | None:
+    async def one(prompt: Messages, number: int) -> OwnAnswer | None:
         ids = chat.prompt_ids(prompt, ())
         room = min(how.max_tokens, engine.context_length - len(ids))
         if room < 1:
@@ -62,7 +62,7 @@ def answers_to(
         drawn = derive_seed(seed, repr(prompt), number)
         return _answer(chat, prompt, ids, await engine.generate(ids, sampling, seed=drawn))
 
-    async def everything() -> list[list[Answer | None]]:
+    async def everything() -> list[list[OwnAnswer | None]]:
         count = max(1, how.answers)
         groups = [asyncio.gather(*(one(prompt, n) for n in range(count))) for prompt in prompts]
         try:
@@ -79,10 +79,10 @@ def answers_to(
     return [[answer for answer in group if answer is not None] for group in found]
 
 
-def _answer(chat: Chat, prompt: Messages, ids: list[int], said: Generation) -> Answer:
+def _answer(chat: Chat, prompt: Messages, ids: list[int], said: Generation) -> OwnAnswer:
     sampled = Segment.sampled(said.ids, said.logprobs, said.version, said.finish)
     branch = Trajectory((Segment.prompt(ids), sampled))
-    return Answer(prompt, chat.parse(said.ids, ids), branch, said.finish == "stop")
+    return OwnAnswer(prompt, chat.parse(said.ids, ids), branch, said.finish == "stop")
 
 
 def open_judge(name: str) -> Judge:
@@ -125,7 +125,7 @@ def _function(path: Path, name: str) -> Callable[[str, str], float]:
     return found
 
 
-def best_against_worst(answers: Sequence[Sequence[Answer]], judge: Judge) -> list[Pair]:
+def best_against_worst(answers: Sequence[Sequence[OwnAnswer]], judge: Judge) -> list[Pair]:
     """Of each prompt, the best answer against the worst; prompts whose answers tie are left out.
 
     An answer that did not end by itself is never the best.
@@ -154,9 +154,9 @@ def best_against_worst(answers: Sequence[Sequence[Answer]], judge: Judge) -> lis
     return pairs
 
 
-def _says(answer: Answer) -> bool:
+def _says(answer: OwnAnswer) -> bool:
     return bool(answer.message.content.strip() or answer.message.tool_calls)
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: OwnAnswer) -> Response:
     return Response((answer.message,), answer.branch)

@@ -120,18 +120,15 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.registry import factory
 
     settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
+    decoding: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    played: dict[str, Any] = {"split": split, "limit": limit, "samples": samples, "seed": seed}
     plan = EvalPlan(
         make=factory(env, **settings),
         policy=policy,
-        split=split,
-        limit=limit,
-        samples=samples,
         ks=read_ks(k),
         sandbox=trusted(sandbox, trust),
-        seed=seed,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
+        **played,
+        **decoding,
         chat=chat_settings(parser, on_rewrite, tool_role, template_option, template),
         engine=engine_of(policy, engine_option),
         served=served_options(policy, policy_option),
