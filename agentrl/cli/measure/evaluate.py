@@ -119,11 +119,10 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     from agentrl.evaluation.run import EvalPlan
     from agentrl.registry import factory
 
-    settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
     decoding: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     played: dict[str, Any] = {"split": split, "limit": limit, "samples": samples, "seed": seed}
     plan = EvalPlan(
-        make=factory(env, **settings),
+        make=factory(env, **(read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {}))),
         policy=policy,
         ks=read_ks(k),
         sandbox=trusted(sandbox, trust),
