@@ -115,7 +115,7 @@ def test_a_denied_call_does_not_run_and_the_agent_is_told_why():
     assert episode.end is EndReason.ANSWERED and episode.score.value == 1.0
     counts = episode.counts
     assert (counts.denied, counts.tool_errors, counts.tool_calls, counts.bad_calls) == (1, 1, 2, 0)
-    assert tool_counts([episode])["sell"] == {"calls": 1, "errors": 1}
+    assert tool_counts([episode])["sell"] == {"calls": 1, "errors": 1, "timeouts": 0}
 
 
 def test_a_preview_is_the_answer_and_no_error():

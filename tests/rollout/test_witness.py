@@ -267,16 +267,16 @@ def test_nothing_plays_any_more_when_the_engine_is_closed(monkeypatch):
             await asyncio.sleep(0.1)
             inside.remove(self)
 
-    def interrupted(playing, tasks, step, **options):
-        playing.dispatch(tasks, step, **options)
+    def interrupted(playing, samples, step, *, phase, stop):
+        playing.dispatch([task for task, _ in samples], step, phase=phase)
         started.wait()
         raise KeyboardInterrupt
 
     async def close_policy(policy):
         seen.append(len(inside))
 
-    monkeypatch.setattr(Rollouts, "gather", interrupted)
+    monkeypatch.setattr(Rollouts, "each", interrupted)
     monkeypatch.setattr("agentrl.evaluation.run.close_policy", close_policy)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(EvalPlan(Playing, "noop"))
+    result = evaluate(EvalPlan(Playing, "noop"))
+    assert result["stopped"] == "interrupted" and result["n_missing"] == 2
     assert seen == [0] and inside == []

@@ -61,7 +61,6 @@ def run_stage(
             found: dict[str, Any] = json.loads((folder / RESULT).read_text())
             note(f"{folder} is finished: nothing to do")
             return found
-        torch.set_flush_denormal(True)
         refuse_card(settings.card)
         kind = KINDS[settings.stage]
         chat = open_chat(settings.model, settings.chat)
@@ -74,10 +73,20 @@ def run_stage(
         report["lengths"] = lengths
         report |= {"train_rows": len(rows), "held_out_rows": len(held_out)}
         note(data_in_words(report))
-        with _records(folder, resume) as writer:
+        with _records(folder, resume) as writer, _flushed():
             work = StageWork(settings, folder / SCRATCH, chat, split, rows, held_out)
             done = kind.train(work, writer, listen, note, resume=resume)
         return _finish(settings, folder, chat, done, report, prompts)
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Numbers too small for float32's normal form are 0 here: they cost a CPU dearly."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def context_of(settings: StageSettings) -> int:

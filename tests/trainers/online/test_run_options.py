@@ -114,6 +114,7 @@ ELSEWHERE = {
     "env_settings",
     "model",
     "sandbox",
+    "safety",
     "deterministic",
     "held_out",
     "chat",

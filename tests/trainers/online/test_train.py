@@ -350,7 +350,12 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
     assert Path(again["report"]).is_file() and (Path(again["model"]) / "config.json").is_file()
     state = json.loads((tmp_path / "r/checkpoints/step_2/state.json").read_text())
     assert state.pop("quiet") in (0, 1, 2)
-    assert state == {"step": 2, "source": {"epoch": 0, "drawn": 4}, "coefficients": {}}
+    assert state == {
+        "step": 2,
+        "source": {"epoch": 0, "drawn": 4},
+        "coefficients": {},
+        "price": 0.0,
+    }
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 
 
