@@ -16,6 +16,7 @@ if not (Path(__file__).parent / "envs").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
 if TYPE_CHECKING:
+    from agentrl.dialogue import Dialogue as Dialogue
     from agentrl.env import Step as Step
     from agentrl.env import ToolEnv as ToolEnv
     from agentrl.errors import AgentRLError as AgentRLError
@@ -40,6 +41,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "dialogue": ("Dialogue",),
             "env": ("Step", "ToolEnv"),
             "errors": ("AgentRLError", "InfraError", "UserError"),
             "registry": ("make", "register"),

@@ -18,14 +18,17 @@ import typer
 from agentrl import __version__
 from agentrl.cli import (
     audit,
+    compare,
     convert,
     doctor,
     environments,
     evaluate,
+    export,
     images,
     policy,
     recipes,
     serve,
+    suite,
     train,
     view,
 )
@@ -46,6 +49,9 @@ app.command()(environments.new)
 app.command()(environments.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
+app.command()(compare.compare)
+app.command()(suite.suite)
+app.command()(export.export)
 app.command()(convert.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)

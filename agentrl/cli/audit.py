@@ -18,7 +18,9 @@ _MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-", "not judged"
 def audit(  # noqa: PLR0913 - one parameter per option
     env: Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")],
     set_: Set = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks that are played.")] = 8,
+    limit: Annotated[
+        int, typer.Option("--limit", "--tasks", min=1, help="At most so many tasks are played.")
+    ] = 8,
     split: Annotated[str, typer.Option(help="Split of the environment.")] = "test",
     sandbox: Sandbox = "auto",
     trust: Trust = False,
@@ -39,7 +41,7 @@ def audit(  # noqa: PLR0913 - one parameter per option
 
     make = factory(env, **read_settings(set_))
     plan = AuditPlan(
-        make, tasks=tasks, split=split, sandbox=trusted(sandbox, trust), policy=policy, out=out
+        make, tasks=limit, split=split, sandbox=trusted(sandbox, trust), policy=policy, out=out
     )
     with step_bar(env, len(PROMISES)) as step:
         result = run(plan, step)

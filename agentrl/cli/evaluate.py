@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,6 @@ from agentrl.cli.options import (
     Trust,
     chat_settings,
     print_json,
-    read_prices,
     read_settings,
     trusted,
     vllm_settings,
@@ -32,6 +32,8 @@ from agentrl.records.plain import plain
 if TYPE_CHECKING:
     from agentrl.evaluation.run import EvalPlan
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 Policy = Annotated[
     str,
@@ -44,7 +46,24 @@ Limit = Annotated[int, typer.Option(help="At most so many tasks; 0: all, where t
 TopP = Annotated[float, typer.Option(help="Sample among the likeliest, up to this mass.")]
 TopK = Annotated[int, typer.Option(help="Sample among so many likeliest; 0: all.")]
 Price = Annotated[
-    str, typer.Option(help="US dollars per million prompt,completion tokens of a served model.")
+    str,
+    typer.Option(help="US dollars per million prompt,completion tokens, or a TOML file of them."),
+]
+Concurrency = Annotated[
+    int, typer.Option(help="Episodes that play at the same time; 0: as many as fit, at most 64.")
+]
+MaxCost = Annotated[
+    float | None, typer.Option(help="US dollars from which on no episode begins; needs --price.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens, prompts included, from which on no episode begins.")
+]
+User = Annotated[
+    str,
+    typer.Option(help="Policy that speaks for the user in dialogues, as in openai:MODEL@URL."),
+]
+Trained = Annotated[
+    Path | None, typer.Option(help="Task file that was trained on, to look for its tasks here.")
 ]
 PolicyFile = Annotated[
     str, typer.Option(help="Safety policy around tool calls: a shipped name or a file.")
@@ -78,6 +97,11 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     template: ChatTemplate = "",
     engine_option: EngineOption = None,
     price: Price = "",
+    max_cost: MaxCost = None,
+    max_tokens: MaxTokens = None,
+    concurrency: Concurrency = 0,
+    user: User = "",
+    trained: Trained = None,
     out: Out = None,
     policy_file: PolicyFile = "",
     allow_lost: AllowLost = 0,
@@ -85,8 +109,8 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     as_json: Json = False,
 ) -> None:
     """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
+    from agentrl.evaluation.prices import read_prices
     from agentrl.evaluation.run import EvalPlan
-    from agentrl.evaluation.summary import summary_lines
     from agentrl.registry import factory
 
     settings = read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})
@@ -96,7 +120,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         split=split,
         limit=limit,
         samples=samples,
-        ks=_read_ks(k),
+        ks=read_ks(k),
         sandbox=trusted(sandbox, trust),
         seed=seed,
         temperature=temperature,
@@ -104,19 +128,39 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         top_k=top_k,
         chat=chat_settings(parser, on_rewrite, tool_role, template_option, template),
         engine=vllm_settings(engine_option),
-        prices=read_prices(price),
+        prices=read_prices(price, policy),
+        max_usd=max_cost,
+        max_tokens=max_tokens,
+        concurrency=concurrency,
+        user=user,
+        trained=trained,
         out=out,
         policy_file=policy_file,
     )
-    result = _with_a_bar(plan, f"{env} · {policy}")
+    _tell(with_a_bar(plan, f"{env} · {policy}"), as_json, allow_lost)
+
+
+def _tell(result: Mapping[str, Any], as_json: bool, allow_lost: int) -> None:
+    from agentrl.evaluation.summary import summary_lines
+
     if as_json:
         print_json(result)
     else:
         print("\n".join(map(plain, summary_lines(result))))
-    raise typer.Exit(_exit_code(result["n_failed_infra"], result["n_episodes"], allow_lost))
+    raise typer.Exit(exit_code(result, allow_lost))
 
 
-def _exit_code(lost: int, played: int, allow_lost: int) -> int:
+def exit_code(result: Mapping[str, Any], allow_lost: int) -> int:
+    """0 for a whole evaluation, 130 for an interrupted one, else 1 with a sentence."""
+    lost, played = result["n_failed_infra"], result["n_episodes"]
+    if result["n_missing"]:
+        why = result["stopped"].replace("_", "-") or "cut short"
+        print(
+            f"agentrl: {why}: {result['n_missing']} samples were not played; the same command"
+            " with the same --out goes on with them",
+            file=sys.stderr,
+        )
+        return INTERRUPTED if result["stopped"] == "interrupted" else 1
     if lost <= allow_lost:
         return 1 if lost == played > 0 else 0
     print(
@@ -127,7 +171,12 @@ def _exit_code(lost: int, played: int, allow_lost: int) -> int:
     return 1
 
 
-def _read_ks(text: str) -> tuple[int, ...]:
+def read_ks(text: str) -> tuple[int, ...]:
+    """Whole numbers of `1,4,8`.
+
+    Raises:
+        ConfigError: one is no whole number.
+    """
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -136,7 +185,8 @@ def _read_ks(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _with_a_bar(plan: EvalPlan, label: str) -> dict[str, Any]:
+def with_a_bar(plan: EvalPlan, label: str) -> dict[str, Any]:
+    """Run an evaluation with a bar on the terminal."""
     from agentrl.evaluation.run import EvalProgress
     from agentrl.evaluation.run import evaluate as run
     from agentrl.report.display import console, episode_bar

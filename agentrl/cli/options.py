@@ -155,21 +155,6 @@ def trusted(sandbox: str, trust: bool) -> str:
     return TRUSTED
 
 
-def read_prices(text: str) -> tuple[float, float] | None:
-    """Dollars per million tokens in and out, as `0.15,0.60`; None for no text.
-
-    Raises:
-        ConfigError: it is no pair of numbers.
-    """
-    try:
-        prompt, completion = map(float, text.split(",")) if text else (0.0, 0.0)
-    except ValueError:
-        raise ConfigError(
-            f"--price {text!r}: give two numbers separated by a comma, as in 0.15,0.60"
-        ) from None
-    return (prompt, completion) if text else None
-
-
 def print_json(result: Any) -> None:
     """One JSON object on a line of its own; numbers that JSON does not have are text, as "inf"."""
     print(plain(json.dumps(_finite(result), ensure_ascii=False, default=str, allow_nan=False)))

@@ -1,4 +1,4 @@
-"""Evaluation: pass@k, the environment contract, audits, and scores anew.
+"""Evaluation: pass@k, paired comparison, the environment contract, audits, and scores anew.
 
 The functions `audit` and `regrade` are imported from the modules of the same name.
 """
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from agentrl.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from agentrl.evaluation.compare import Paired as Paired
+    from agentrl.evaluation.compare import compare_runs as compare_runs
+    from agentrl.evaluation.compare import paired as paired
     from agentrl.evaluation.contract import RuleResult as RuleResult
     from agentrl.evaluation.contract import check_environment as check_environment
     from agentrl.evaluation.contract import check_named as check_named
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
     from agentrl.evaluation.run import EvalProgress as EvalProgress
     from agentrl.evaluation.run import evaluate as evaluate
     from agentrl.evaluation.summary import summary_lines as summary_lines
+    from agentrl.evaluation.votes import best_of_k as best_of_k
+    from agentrl.evaluation.votes import majority_of_k as majority_of_k
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "compare": ("Paired", "compare_runs", "paired"),
             "contract": ("RuleResult", "check_environment", "check_named"),
             "passk": (
                 "PassAt",
@@ -42,5 +48,6 @@ else:
             ),
             "run": ("EvalPlan", "EvalProgress", "evaluate"),
             "summary": ("summary_lines",),
+            "votes": ("best_of_k", "majority_of_k"),
         },
     )

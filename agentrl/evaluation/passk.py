@@ -15,13 +15,19 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.outcomes import tool_counts
+from agentrl.evaluation.outcomes import failed_at_reset, per_success, tool_counts, total_usd
+from agentrl.evaluation.votes import chosen
 from agentrl.trajectory import Episode
 
 Interval = tuple[float, float]
 TaskCounts = Mapping[str, tuple[int, int]]
 SIDE_EFFECT_KINDS = 20
 SIDE_EFFECT_EPISODES = 100
+COUNTED = (
+    *("turns", "tool_calls", "tool_errors", "bad_calls", "denied"),
+    *("sampled_tokens", "prompt_tokens", "wall_s"),
+)
+"""Counts of an episode whose means over scored episodes are told."""
 
 
 @dataclass(frozen=True)
@@ -153,14 +159,22 @@ def task_counts(episodes: Iterable[Episode]) -> dict[str, tuple[int, int]]:
 
 
 def summarize(
-    episodes: Iterable[Episode], ks: Iterable[int] = (1,), *, seed: int = 0
+    episodes: Iterable[Episode],
+    ks: Iterable[int] = (1,),
+    *,
+    seed: int = 0,
+    samples: int | None = None,
 ) -> dict[str, Any]:
     """Statistics of an evaluation, ready for JSON.
 
     Episodes that infrastructure failed count in `n_episodes`, `n_failed_infra`, `end_reasons`,
     `tools` and `cost` (they were paid for), and in nothing else. Of episodes with one key the last
-    counts. Keys of `pass_at`, `pass_hat`, `ci95` and `n_excluded` are k as text; a value is None
+    counts. Keys of `pass_at`, `pass_hat`, `ci95`, `n_excluded` and of
+    each part of `chosen` (see `votes`) are k as text; a value is None
     where failures left no task with k scored samples.
+
+    Args:
+        samples: planned for each task, where fewer may have been played; by default what was.
 
     Raises:
         ConfigError: a k exceeds the samples, failed ones included, of every task.
@@ -168,7 +182,7 @@ def summarize(
     latest = list({episode.key: episode for episode in episodes}.values())
     scored = [episode for episode in latest if episode.reward is not None]
     counts, ks = task_counts(latest), sorted(set(ks))
-    played = max(Counter(episode.task.id for episode in latest).values(), default=0)
+    played = samples or max(Counter(episode.task.id for episode in latest).values(), default=0)
     if latest and ks and ks[-1] > played:
         raise ConfigError(
             f"k={ks[-1]} exceeds the {played} samples of every task; sample more or ask for a"
@@ -179,25 +193,17 @@ def summarize(
         "pass_at": {k: result.value for k, result in at.items()},
         "ci95": {k: result.ci95 for k, result in at.items()},
         "pass_hat": {str(k): _mean_over_tasks(counts, k, pass_hat_k, seed).value for k in ks},
+        "chosen": chosen(scored, ks),
         "n_excluded": {k: result.n_excluded for k, result in at.items()},
         "n_tasks": len(counts),
         "n_episodes": len(latest),
         "n_failed_infra": len(latest) - len(scored),
+        "n_failed_reset": sum(map(failed_at_reset, latest)),
         "mean_reward": _mean(
             [episode.score.value for episode in scored if episode.score.value is not None]
         ),
         "mean": {
-            name: _mean([getattr(episode.counts, name) for episode in scored])
-            for name in (
-                "turns",
-                "tool_calls",
-                "tool_errors",
-                "bad_calls",
-                "denied",
-                "sampled_tokens",
-                "prompt_tokens",
-                "wall_s",
-            )
+            name: _mean([getattr(episode.counts, name) for episode in scored]) for name in COUNTED
         },
         "side_effects": _side_effects(scored),
         "cost": (
@@ -205,8 +211,9 @@ def summarize(
                 name: sum(getattr(episode.counts, name) for episode in latest)
                 for name in ("turns", "tool_calls", "sampled_tokens", "prompt_tokens", "wall_s")
             }
-            | {"usd": _total([episode.counts.usd for episode in latest])}
+            | {"usd": total_usd(latest)}
         ),
+        "per_success": per_success(latest),
         "tools": tool_counts(latest),
         "end_reasons": dict(sorted(Counter(episode.end.value for episode in latest).items())),
     }
@@ -248,12 +255,6 @@ def _side_effects(episodes: Sequence[Episode]) -> dict[str, Any] | None:
             for episode in changed[:SIDE_EFFECT_EPISODES]
         ],
     }
-
-
-def _total(prices: Sequence[float | None]) -> float | None:
-    """The sum; None where one is not known, as it would be too low."""
-    known = [price for price in prices if price is not None]
-    return math.fsum(known) if known and len(known) == len(prices) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

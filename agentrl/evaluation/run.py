@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -12,15 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat.settings import ChatSettings, in_words
-from agentrl.engines.base import Sampling
 from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, TaskError
+from agentrl.errors import ConfigError, ContractError, TaskError
+from agentrl.evaluation.budget import Spending, Stopped, budget_of, priced
 from agentrl.evaluation.injection import injection_report
+from agentrl.evaluation.named import (
+    LOADED,
+    POLICIES,
+    close_policy,
+    open_policy,
+    open_user,
+    with_user,
+)
+from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.passk import summarize
 from agentrl.evaluation.resume import claim, fingerprint_of
-from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
-from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
+from agentrl.policies.base import Policy, TokenPolicy
 from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.records.owner import owned
 from agentrl.records.redact import redactor
@@ -30,15 +39,10 @@ from agentrl.runner import pool_for
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
 from agentrl.sandboxes.base import SandboxPool
-from agentrl.trajectory import Episode
+from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task, TaskView
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
-
-POLICIES = "oracle, noop, hf:MODEL, vllm:MODEL or openai:MODEL@URL"
-_LOADED = ("hf", "vllm")
-"""Kinds of policies whose model is loaded here."""
-_BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,13 @@ class EvalPlan:
         temperature, top_p, top_k: of a sampled policy; a served one takes the first alone.
         chat: how messages become the tokens of an `hf:` or `vllm:` policy.
         engine: memory and length of a `vllm:` policy.
-        prices: US dollars per million prompt and completion tokens of a served policy; None where
-            not known.
+        prices: US dollars per million prompt and completion tokens; None where not known.
+        concurrency: episodes that play at the same time; 0: 64, of which as many use a sandbox as
+            there are.
+        max_usd, max_tokens: no further episode begins once all together took so much, those
+            recorded earlier in `out` included; None for no bound.
+        trained: task file that the policy was trained on, to look for its tasks among those that
+            are played; None for the environment's own split "train".
         policy_file: safety policy around each tool call, a name or a file; empty for none.
     """
 
@@ -75,6 +84,10 @@ class EvalPlan:
     chat: ChatSettings = field(default_factory=ChatSettings)
     engine: EngineSettings = VLLM
     prices: tuple[float, float] | None = None
+    max_usd: float | None = None
+    max_tokens: int | None = None
+    user: str = ""
+    trained: Path | None = None
     out: Path | None = None
     policy_file: str = ""
 
@@ -94,6 +107,22 @@ class EvalPlan:
             raise ConfigError(f"--top-p {self.top_p} must be above 0 and at most 1")
         if self.top_k < 0:
             raise ConfigError(f"--top-k {self.top_k} must be zero or positive")
+        if self.concurrency < 0:
+            raise ConfigError(f"--concurrency {self.concurrency} must not be negative; 0: 64")
+        self._check_spending()
+
+    def _check_spending(self) -> None:
+        if self.prices and not all(0 <= price < math.inf for price in self.prices):
+            shown = ",".join(f"{price:g}" for price in self.prices)
+            raise ConfigError(
+                f"--price {shown} must be US dollars per million tokens, none below zero"
+            )
+        if self.max_usd is not None and not self.max_usd > 0:
+            raise ConfigError(f"--max-cost {self.max_usd:g} must be above zero")
+        if self.max_usd is not None and self.prices is None:
+            raise ConfigError(f"--max-cost {self.max_usd:g} needs prices: say them with --price")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"--max-tokens {self.max_tokens} must be at least 1")
 
 
 @dataclass
@@ -109,89 +138,136 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
     """Play every admitted task and return the summary (see `passk.summarize`), with what was
     refused and why.
 
+    An interrupt, or a bound that is met, ends the playing: the summary is then of what was played,
+    `stopped` says why and `n_missing` how many samples are left; with `plan.out` the same call goes
+    on with them.
+
     Raises:
         ConfigError: a part cannot be had, or the split is endless and has no limit.
         TaskError: no task was admitted.
+        ContractError: episodes of one task start from different states.
     """
     progress = progress or EvalProgress()
     env = plan.make()
     tasks = _take(env, plan)
-    safety = read_policy(plan.policy_file) if plan.policy_file else None
-    guard = guard_factory(safety) if safety else None
+    overlap = find_overlap(env, tasks, plan.split, plan.seed, plan.trained)
+    if said := overlap_words(overlap):
+        progress.note(said)
     policy = open_policy(plan, env)
     if isinstance(policy, TokenPolicy):
         progress.note(in_words(policy.chat))
-    pool = pool_for(env, plan.sandbox, plan.concurrency or None)
-    run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
-    played: list[Episode] = []
     with ExitStack() as parts:
         if plan.out is not None:
             parts.enter_context(owned(plan.out))
-        done = _recorded(plan, run)
+        match = _Match(plan, env, policy, progress)
         if plan.out is not None:
             claim(plan.out, plan_identity(plan, env, tasks))
-        writer = (
-            parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl")) if plan.out else None
-        )
-
-        def finished(episode: Episode) -> None:
-            if writer is not None:
-                writer.write(episode)
-            played.append(episode)
-            progress.episode(episode)
-
-        setting = Setting(plan.make, policy, pool, run, plan.seed, guard=guard)
-        rollouts = Rollouts(
-            setting,
-            group_size=plan.samples,
-            concurrency=plan.concurrency or 64,
-            on_episode=finished,
-        )
-        parts.callback(rollouts.close)
-        parts.callback(lambda: rollouts.run(close_policy(policy)))
-        parts.callback(rollouts.cancel)  # first: nothing may ask what is closed
-        refused = rollouts.run(_refused(env, tasks, pool))
-        admitted = [task for task in tasks if task.id not in refused]
-        if not admitted:
-            raise TaskError(
-                f"no task of {env.id} was admitted; the first: {next(iter(refused.values()))}"
-            )
-        kept = [episode for task in admitted for episode in _samples_of(task, plan, done)]
-        again = {task.id for task in admitted} - {episode.task.id for episode in kept}
-        progress.started(len(again) * plan.samples)
-        rollouts.gather([task for task in admitted if task.id in again], 0, phase="eval")
-    result = _result(plan, policy, done, [*kept, *played], refused)
+            match.writer = parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl"))
+        match.open()
+        parts.callback(match.rollouts.close)
+        parts.callback(match.close)
+        parts.callback(match.rollouts.cancel)  # first: nothing may ask what is closed
+        match.play(tasks)
+    result = {**match.result(), "overlap": overlap}
     if plan.out is not None:
         write_json_atomic(plan.out / "eval.json", result)
     return result
 
 
-def _result(
-    plan: EvalPlan,
-    policy: Policy,
-    done: Sequence[Episode],
-    attempts: Sequence[Episode],
-    refused: dict[str, str],
-) -> dict[str, Any]:
-    """Everything that is recorded of an evaluation and printed with `--json`."""
-    episodes = _last_attempts(attempts)
-    return {
-        "env": plan.make().id,
-        "policy": plan.policy,
-        "split": plan.split,
-        "seed": plan.seed,
-        **_chat_of(plan, policy),
-        "policy_file": plan.policy_file,
-        **summarize(episodes, plan.ks),
-        "injection": injection_report(episodes),
-        "failures": _failures(episodes),
-        "n_retried": len(attempts) - len(episodes),
-        "n_outside_plan": len(
-            {episode.key for episode in done} - {episode.key for episode in attempts}
-        ),
-        "n_refused": len(refused),
-        "refused": refused,
-    }
+class _Match:
+    """A policy and the tasks of its plan: what was played earlier, now, and what is missing."""
+
+    def __init__(
+        self, plan: EvalPlan, env: ToolEnv, policy: Policy, progress: EvalProgress
+    ) -> None:
+        self.plan, self.env, self.policy, self.progress = plan, env, policy, progress
+        self.writer: EpisodeWriter | None = None
+        self.pool = pool_for(env, plan.sandbox, plan.concurrency or None)
+        self.run = f"{env.id}/{plan.policy}/{plan.split}/{plan.seed}"
+        self.earlier = _recorded(plan, self.run)
+        self.attempts: list[Episode] = []
+        self.refused: dict[str, str] = {}
+        self.planned = 0
+        self.stopped: Stopped = ""
+        self.user = open_user(plan, env)
+        self.guard = guard_factory(read_policy(plan.policy_file)) if plan.policy_file else None
+        self.spent = Spending(plan.max_usd, plan.max_tokens)
+
+    def open(self) -> None:
+        """Start the loop thread on which everything plays."""
+        self.rollouts = Rollouts(
+            Setting(
+                with_user(self.plan.make, self.user),
+                self.policy,
+                self.pool,
+                self.run,
+                self.plan.seed,
+                guard=self.guard,
+            ),
+            concurrency=self.plan.concurrency or 64,
+            on_episode=self._finished,
+        )
+
+    def close(self) -> None:
+        """Close the policies, on the loop where they played."""
+        for policy in (self.policy, *([self.user.policy] if self.user else [])):
+            self.rollouts.run(close_policy(policy))
+
+    def play(self, tasks: Sequence[Task]) -> None:
+        """Play what is missing of the tasks, sample by sample, until a bound is met."""
+        self.refused = self.rollouts.run(_refused(self.env, tasks, self.pool))
+        admitted = [task for task in tasks if task.id not in self.refused]
+        if not admitted:
+            raise TaskError(
+                f"no task of {self.env.id} was admitted; the first:"
+                f" {next(iter(self.refused.values()))}"
+            )
+        for task in admitted:
+            self.attempts += _samples_of(task, self.plan, self.earlier)
+        for episode in self.attempts:
+            self.spent.add(episode)
+        samples = [(task, sample) for task in admitted for sample in range(self.plan.samples)]
+        self.planned = len(samples)
+        scored = {_sample(each) for each in self.attempts if each.end.ending is not Ending.FAILED}
+        due = [(task, sample) for task, sample in samples if (task.id, sample) not in scored]
+        self.progress.started(len(due))
+        try:
+            self.rollouts.each(due, 0, phase="eval", stop=lambda: bool(self.spent.stopped))
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+        _check_starts(self.attempts)
+
+    def result(self) -> dict[str, Any]:
+        """Everything that is recorded of an evaluation and printed with `--json`."""
+        plan, episodes = self.plan, _last_attempts(self.attempts)
+        missing = self.planned - len(episodes)
+        outside = {each.key for each in self.earlier} - {each.key for each in self.attempts}
+        return {
+            "env": self.env.id,
+            "policy": plan.policy,
+            "split": plan.split,
+            "seed": plan.seed,
+            "budget": budget_of(plan, self.env),
+            **_chat_of(plan, self.policy),
+            "policy_file": plan.policy_file,
+            **summarize(episodes, plan.ks, samples=plan.samples),
+            "injection": injection_report(episodes),
+            "failures": _failures(episodes),
+            "n_retried": len(self.attempts) - len(episodes),
+            "n_outside_plan": len(outside),
+            "n_refused": len(self.refused),
+            "refused": self.refused,
+            "stopped": (self.stopped or self.spent.stopped) if missing else "",
+            "n_missing": missing,
+        }
+
+    def _finished(self, episode: Episode) -> None:
+        episode = priced(episode, self.plan.prices)
+        if self.writer is not None:
+            self.writer.write(episode)
+        self.attempts.append(episode)
+        self.spent.add(episode)
+        self.progress.episode(episode)
 
 
 def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -200,11 +276,12 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
     return {
         "settings": json.loads(json.dumps(getattr(plan.make, "keywords", {}), default=repr)),
         "policy": plan.policy,
-        "model": _fingerprint(path) if kind in _LOADED else "",
+        "model": _fingerprint(path) if kind in LOADED else "",
         "temperature": plan.temperature,
         "top_p": plan.top_p,
         "top_k": plan.top_k,
-        **({"chat": plan.chat.model_dump(mode="json")} if kind in _LOADED else {}),
+        **({"chat": plan.chat.model_dump(mode="json")} if kind in LOADED else {}),
+        **({"user": plan.user} if plan.user else {}),
         **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
         **({"safety": read_policy(plan.policy_file).model_dump()} if plan.policy_file else {}),
         "limits": asdict(env.limits),
@@ -224,63 +301,6 @@ def _chat_of(plan: EvalPlan, policy: Policy) -> dict[str, Any]:
     if not isinstance(policy, TokenPolicy):
         return {}
     return {"chat": plan.chat.found(policy.chat).model_dump(mode="json")}
-
-
-def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
-    """The policy behind a name such as `oracle` or `hf:MODEL`, a folder or a name on the hub.
-
-    Raises:
-        ConfigError: unknown name, or a model that cannot be used.
-        TemplateError: the model's chat template cannot carry exact tokens.
-    """
-    kind, _, path = plan.policy.partition(":")
-    if plan.policy == "oracle":
-        return Scripted("oracle", env.oracle_actions)
-    if plan.policy == "noop":
-        return noop()
-    if kind in _LOADED and path:
-        return _loaded_policy(kind, path, plan, env.limits.turn_tokens)
-    if kind == "openai":
-        return _served_policy(path, plan)
-    raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
-
-
-async def close_policy(policy: Policy) -> None:
-    """End the engine's thread or the connections of a policy of `open_policy`, on the loop where it
-    played.
-    """
-    if isinstance(policy, TokenPolicy):
-        await policy.engine.close()
-    elif isinstance(policy, ServedPolicy):
-        await policy.close()
-
-
-def _served_policy(address: str, plan: EvalPlan) -> Policy:
-    """The policy of `MODEL@URL`; without an address it is the official server."""
-    model, at, url = address.rpartition("@")
-    if at and "://" not in url and not _BARE_ADDRESS.search(url):  # an @ of the model's own name
-        model, at = address, ""
-    prices = Prices(*plan.prices) if plan.prices else None
-    return ServedPolicy(
-        model if at else address, url if at else OPENAI_URL, "", plan.temperature, prices
-    )
-
-
-def _loaded_policy(kind: str, model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
-    try:
-        from agentrl.engines.factory import open_chat, open_engine, open_vllm
-        from agentrl.engines.loading import best_device, load_model
-    except ImportError as error:
-        raise ConfigError(
-            f"--policy {plan.policy} needs torch and transformers: pip install 'agentrl[train]'"
-        ) from error
-    chat = open_chat(model, plan.chat)
-    if kind == "vllm":
-        engine = open_vllm(model, chat, plan.engine)
-    else:
-        engine = open_engine(load_model(model, best_device()), chat)
-    sampling = Sampling(plan.temperature, plan.top_p, plan.top_k, turn_tokens)
-    return TokenPolicy(engine, chat, sampling, name=plan.policy)
 
 
 def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
@@ -340,17 +360,26 @@ def _recorded(plan: EvalPlan, run: str) -> list[Episode]:
 
 
 def _samples_of(task: Task, plan: EvalPlan, done: Sequence[Episode]) -> list[Episode]:
-    """Recorded attempts at all samples of a task; none where one sample lacks a score, as the task
-    is played anew.
-    """
+    """Recorded attempts at the samples of a task that the plan asks for."""
     view = task.view()
-    recorded = redactor().row(view.model_dump(), view.model_dump_json())
-    view = TaskView(**recorded)
-    found = [
-        episode for episode in done if episode.task == view and episode.key.sample < plan.samples
-    ]
-    scored = {episode.key.sample for episode in found if episode.end.ending is not Ending.FAILED}
-    return found if len(scored) == plan.samples else []
+    view = TaskView(**redactor().row(view.model_dump(), view.model_dump_json()))
+    return [each for each in done if each.task == view and each.key.sample < plan.samples]
+
+
+def _sample(episode: Episode) -> tuple[str, int]:
+    """What one sample of a plan is known by, whichever attempt it was."""
+    return episode.task.id, episode.key.sample
+
+
+def _check_starts(episodes: Iterable[Episode]) -> None:
+    by_task: dict[str, dict[Any, Episode]] = defaultdict(dict)
+    for episode in episodes:
+        by_task[episode.task.id][episode.key] = episode
+    try:
+        for found in by_task.values():
+            Group(tuple(found.values()))
+    except ValueError as error:
+        raise ContractError(str(error)) from error
 
 
 def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
@@ -361,7 +390,7 @@ def _last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
     for episode in sorted(
         episodes, key=lambda e: (e.end.ending is not Ending.FAILED, e.key.attempt)
     ):
-        last[episode.task.id, episode.key.sample] = episode
+        last[_sample(episode)] = episode
     return list(last.values())
 
 

@@ -17,10 +17,19 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
         left_out = f"; {excluded} left out, with fewer than {k} scored samples" if excluded else ""
         tasks = f"{result['n_tasks'] - excluded} tasks{left_out}"
         yield f"pass@{k} {value:.4f}  (95 % interval {low:.4f} to {high:.4f}, {tasks})"
+    yield from _chosen(result)
+    if overlap := result.get("overlap"):
+        counted = ", ".join(f"{name} {overlap[name]}" for name in ("exact", "normalised", "near"))
+        yield (
+            f"tasks that were trained on: {counted} of {overlap['n_tasks']}, looked for among"
+            f" {overlap['n_trained']}"
+        )
     failed = (
         f"failed by infrastructure {result['n_failed_infra']} (and {result['n_retried']} that were"
         " tried again)"
     )
+    if lost := result["n_failed_reset"]:
+        failed += f", {lost} of them before the first turn"
     yield f"episodes {result['n_episodes']}, {failed}, refused tasks {result['n_refused']}"
     for name, why in result["failures"].items():
         yield f"failed, {name}, first: {why}"
@@ -35,6 +44,26 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield _side_effects(result["side_effects"])
     yield from _injection(result.get("injection"))
     yield _cost(result["cost"])
+    yield from _per_success(result["per_success"])
+
+
+def _chosen(result: Mapping[str, Any]) -> Iterator[str]:
+    """pass^k, and what one of k samples is worth once it is chosen; nothing where k is 1."""
+    rows = {"pass^k": result["pass_hat"], **result["chosen"]}
+    for name, values in rows.items():
+        known = [f"k={k} {value:.4f}" for k, value in values.items() if value is not None]
+        if known and list(values) != ["1"]:
+            yield f"{name.replace('_', ' ')} {', '.join(known)}"
+
+
+def _per_success(costs: Mapping[str, float | None]) -> Iterator[str]:
+    parts = [f"turns {costs['turns']:.1f}"] if costs["turns"] is not None else []
+    if tokens := (costs["sampled_tokens"] or 0) + (costs["prompt_tokens"] or 0):
+        parts.append(f"tokens {tokens:,.0f}")
+    if costs["usd"] is not None:
+        parts.append(f"US$ {costs['usd']:.4f}")
+    if parts:
+        yield f"cost of one solved sample {', '.join(parts)}"
 
 
 def _tools(tools: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -44,9 +73,12 @@ def _tools(tools: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         for name, counts in tools.items()
         if counts["errors"]
     ]
+    late = sum(counts["timeouts"] for counts in tools.values())
     if calls:
-        yield f"failed tool calls {errors} of {calls}" + (
-            f": {', '.join(failed)}" if failed else ""
+        yield (
+            f"failed tool calls {errors} of {calls}"
+            + (f", {late} by time-out" if late else "")
+            + (f": {', '.join(failed)}" if failed else "")
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ REWARD_JUMP = 0.3
 REWARD_GAIN = 0.1
 HELD_OUT_GAIN = 0.02
 BAD_CALLS_SHARE = 0.2
+KL_FACTOR = 5.0
+KL_NATS = 0.05
+PROXY_GAP = 0.25
 
 
 def find_signs(rows: Rows) -> list[str]:
@@ -32,13 +36,26 @@ def find_signs(rows: Rows) -> list[str]:
     checks: tuple[Callable[[Rows], list[str]], ...] = (
         _not_finite,
         _reward_without_held_out,
+        _proxy_gap,
         _reward_jump,
+        _kl_spike,
         _no_signal,
         _entropy,
         _length,
         _levels,
     )
     return [sentence for check in checks for sentence in check(rows)]
+
+
+def alarms(rows: Rows) -> dict[str, str]:
+    """Those of the signs that a run says while it still trains: name -> sentence."""
+    checks: dict[str, Callable[[Rows], list[str]]] = {
+        "reward_jump": _reward_jump,
+        "length": _length,
+        "kl": _kl_spike,
+        "gap": _proxy_gap,
+    }
+    return {name: found[0] for name, check in checks.items() if (found := check(rows))}
 
 
 CHECKED: dict[str, tuple[str, int]] = {
@@ -50,6 +67,8 @@ CHECKED: dict[str, tuple[str, int]] = {
     "clipping": ("policy/clip_high", 2 * WINDOW),
     "sampler against scorer": ("parity/gap_mean", 1),
     "calls that cannot be read": ("format/bad_calls_rate", 2 * WINDOW),
+    "proxy against held-out": ("pass/train", WINDOW),
+    "KL divergence": ("policy/kl", WINDOW + 1),
 }
 """What is looked at: the metric, and in how many rounds it must stand to be judged."""
 
@@ -102,6 +121,34 @@ def _reward_without_held_out(rows: Rows) -> list[str]:
             f"Training reward rose by {reward[1] - reward[0]:.2f} while held-out pass@1 changed by"
             f" {gain:+.2f}: read the episodes with the highest reward."
         ]
+    return []
+
+
+def _proxy_gap(rows: Rows) -> list[str]:
+    held_out, trained = _values(rows, "eval/pass_at_1"), _values(rows, "pass/train")
+    if not held_out or len(trained) < WINDOW:
+        return []
+    late = sum(trained[-WINDOW:]) / WINDOW
+    if late - held_out[-1] <= PROXY_GAP:
+        return []
+    return [
+        f"{late:.0%} of the last training episodes pass and {held_out[-1]:.0%} of the held-out"
+        " tasks: what is trained on is easier, learnt by heart, or graded by a check that can be"
+        " fooled."
+    ]
+
+
+def _kl_spike(rows: Rows) -> list[str]:
+    for key, to in (("policy/ref_kl", "reference"), ("policy/kl", "sampler")):
+        points = [point for point in series(rows, key) if math.isfinite(point[1])]
+        for index in range(WINDOW, len(points)):
+            usual = statistics.median(value for _, value in points[:index])
+            step, value = points[index]
+            if value > max(KL_NATS, KL_FACTOR * usual):
+                return [
+                    f"KL to the {to} rose to {value:.3g} nats per token at step {step:g}, usually"
+                    f" {usual:.3g}: the policy moved at once, read what it writes since."
+                ]
     return []
 
 

@@ -185,6 +185,31 @@ class Rollouts:
             tasks, step, phase=phase, draw=draw, group_size=group_size, policy=policy
         ).gather()
 
+    def each(
+        self,
+        due: Iterable[tuple[Task, int]],
+        step: int,
+        *,
+        phase: Phase = "train",
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Play single samples of tasks, wait for all of them, and tell `on_episode` alone.
+
+        Args:
+            due: tasks, and which sample of each.
+            step: the round, part of every episode's key.
+            phase: what the episodes are for, part of the key.
+            stop: no further episode begins once it is true; those that play are finished.
+
+        Raises:
+            UserError: the environment or a task is wrong for every episode alike.
+            ConfigError: the run is deterministic, and its waves are made of groups.
+        """
+        if self.setting.deterministic:
+            raise ConfigError("a deterministic run plays whole groups: use dispatch or gather")
+        batch = _Batch(step, phase, 0, 1, self.setting)
+        self._thread.run(self._play_each(list(due), batch, stop))
+
     def sync(self, weights: Weights, version: int) -> None:
         """Give the policy's engine these weights; returns when it has them.
 
@@ -262,18 +287,37 @@ class Rollouts:
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits in next()
             await finished.put(_first(error))
 
+    async def _play_each(
+        self, due: list[tuple[Task, int]], batch: _Batch, stop: Callable[[], bool]
+    ) -> None:
+        async def one(task: Task, sample: int) -> None:
+            async with self._room:
+                if not stop():
+                    await self._play_sample(task, batch, sample)
+
+        try:
+            async with asyncio.TaskGroup() as playing:
+                for task, sample in due:
+                    playing.create_task(one(task, sample))
+        except ExceptionGroup as errors:
+            raise _first(errors) from errors
+
     async def _play_group(self, task: Task, batch: _Batch, finished: _Finished) -> None:
         async def one(sample: int) -> Episode:
             async with self._room:
-                for attempt in range(self._retries + 1):
-                    episode = await self._play_once(task, batch, sample, attempt)
-                    if episode.end.ending is not Ending.FAILED:
-                        break
-                return episode
+                return await self._play_sample(task, batch, sample)
 
         async with asyncio.TaskGroup() as playing:
             episodes = [playing.create_task(one(sample)) for sample in range(batch.group_size)]
         await finished.put(_group(episode.result() for episode in episodes))
+
+    async def _play_sample(self, task: Task, batch: _Batch, sample: int) -> Episode:
+        """The first attempt that infrastructure did not fail, else the last."""
+        for attempt in range(self._retries + 1):
+            episode = await self._play_once(task, batch, sample, attempt)
+            if episode.end.ending is not Ending.FAILED:
+                break
+        return episode
 
     async def _play_in_waves(self, tasks: list[Task], batch: _Batch, finished: _Finished) -> None:
         done: dict[tuple[str, int], Episode] = {}

@@ -17,7 +17,6 @@ from agentrl.evaluation.audit.price import in_band, something_to_learn
 from agentrl.evaluation.audit.probes import Probe, probes
 from agentrl.evaluation.audit.scores import SLOW_S
 from agentrl.evaluation.audit.stage import Stage
-from agentrl.evaluation.audit.twins import near_pairs, renamed
 from agentrl.evaluation.audit.variants import (
     impossible,
     shown_examples,
@@ -25,6 +24,7 @@ from agentrl.evaluation.audit.variants import (
     with_canary,
     wrong_value,
 )
+from agentrl.evaluation.likeness import near_pairs, renamed
 from agentrl.policies.base import Scripted
 from agentrl.registry import factory
 from agentrl.sandboxes import open_pool
@@ -331,7 +331,7 @@ def test_twins_are_near_and_neighbours_are_not():
 
 
 def test_the_command_says_what_holds_and_how_to_mend_what_does_not(tmp_path):
-    good = run_cli("audit", "calc-v0", "--tasks", "2", "--json", "--out", tmp_path)
+    good = run_cli("audit", "calc-v0", "--limit", "2", "--json", "--out", tmp_path)
     assert good.returncode == 0 and last_json(good.stdout)["ok"], good.stderr
     assert json.loads((tmp_path / "audit.json").read_text()) == last_json(good.stdout)
     file = tmp_path / "lax.py"
@@ -349,7 +349,7 @@ def test_the_command_says_what_holds_and_how_to_mend_what_does_not(tmp_path):
     )
     for words, why in (
         (["no-such-env"], "unknown"),
-        (["calc-v0", "--tasks", "0"], "--tasks"),
+        (["calc-v0", "--limit", "0"], "--limit"),
         (["calc-v0", "--split", "dev"], "split='dev'"),
         (["calc-v0", "--policy", "gpt"], "gpt"),
         (["calc-v0", "--sandbox", "moon"], "moon"),

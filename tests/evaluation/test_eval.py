@@ -6,6 +6,7 @@ import pytest
 from helpers import Echo, loop_threads, make_task, tiny_model_folder, wait_for
 
 from agentrl.errors import ConfigError, TaskError
+from agentrl.evaluation.prices import read_prices
 from agentrl.evaluation.resume import claim, fingerprint_of
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.evaluation.summary import summary_lines
@@ -109,11 +110,6 @@ def test_an_interrupted_evaluation_goes_on(tmp_path):
         evaluate(plan)
     before = read_episodes(tmp_path / "episodes.jsonl")
     assert 0 < len(before) <= 5 and not (tmp_path / "eval.json").exists()
-    done = {
-        e.task.id
-        for e in before.values()
-        if sum(o.task.id == e.task.id for o in before.values()) == 2
-    }
     with open(tmp_path / "episodes.jsonl", "ab") as file:
         file.write(b'{"torn')
     played.clear()
@@ -121,7 +117,7 @@ def test_an_interrupted_evaluation_goes_on(tmp_path):
     with pytest.warns(UserWarning, match="torn"):
         result = evaluate(plan)
     assert result["n_episodes"] == 20 and result["pass_at"] == {"1": 1.0, "2": 1.0}
-    assert len(played) == 20 - 2 * len(done) and not done & set(played)
+    assert len(played) == 20 - len(before) and result["stopped"] == ""
     assert json.loads((tmp_path / "eval.json").read_text()) == json.loads(json.dumps(result))
     played.clear()
     assert evaluate(plan)["n_episodes"] == 20 and not played
@@ -276,3 +272,75 @@ def test_every_task_of_code_v0_is_screened(bubblewrap, tmp_path):
         "field hidden is empty" in result["refused"]["empty"]
         and "give one of" in result["refused"]["typo"]
     )
+
+
+class Wordy(Ten):
+    """Its policy is a model, so that there are tokens to count."""
+
+    limits = Limits(turn_tokens=8, turns=1, wall_s=100)
+
+
+def test_a_bound_ends_it_and_a_higher_one_goes_on(tmp_path):
+    plan = {
+        "make": Wordy,
+        "policy": f"hf:{tiny_model_folder()}",
+        "concurrency": 1,
+        "prices": (1.0, 2.0),
+        "out": tmp_path,
+    }
+    cut = evaluate(EvalPlan(**plan, max_tokens=1))
+    assert cut["stopped"] == "max_tokens" and cut["n_episodes"] == 1 and cut["n_missing"] == 9
+    paid = cut["cost"]
+    exact = (paid["prompt_tokens"] * 1.0 + paid["sampled_tokens"] * 2.0) / 1e6
+    assert exact > 0 and paid["usd"] == pytest.approx(exact)
+    more = evaluate(EvalPlan(**plan, max_usd=3 * exact))
+    assert more["stopped"] == "max_cost" and 2 <= more["n_episodes"] <= 5
+    whole = evaluate(EvalPlan(**plan))
+    assert whole["stopped"] == "" and whole["n_missing"] == 0 and whole["n_episodes"] == 10
+    assert len(list(iter_episodes(tmp_path / "episodes.jsonl"))) == 10
+    assert whole["per_success"]["usd"] is None  # nothing was solved
+    assert "likelihood" in "".join(whole["chosen"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"prices": (-1.0, 2.0)}, "--price -1,2 must be US dollars"),
+        ({"max_usd": 1.0}, "--max-cost 1 needs prices"),
+        ({"max_usd": 0.0, "prices": (1.0, 1.0)}, "--max-cost 0 must be above zero"),
+        ({"max_tokens": 0}, "--max-tokens 0 must be at least 1"),
+        ({"concurrency": -1}, "--concurrency -1 must not be negative"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused(settings, part):
+    with pytest.raises(ConfigError, match=part):
+        EvalPlan(Ten, **settings)
+
+
+def test_prices_of_a_file(tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text('[m]\nprompt = 1\ncompletion = 2\n["hf:x"]\nprompt = 3\ncompletion = 4\n')
+    assert read_prices(str(path), "openai:m@http://localhost:1/v1") == (1.0, 2.0)
+    assert read_prices(str(path), "hf:x") == (3.0, 4.0)
+    assert read_prices(str(path), "oracle") is None
+    assert read_prices("0.5,1") == (0.5, 1.0) and read_prices("") is None
+    for text, policy, part in (
+        (str(path), "openai:other", "has no prices of 'other'"),
+        (str(tmp_path / "none.toml"), "hf:x", "does not exist"),
+        ("1", "hf:x", "give two numbers"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            read_prices(text, policy)
+
+
+def test_what_was_cut_off_has_its_figures_and_what_infrastructure_failed_is_none_of_them(tmp_path):
+    class Lame(Ten):
+        async def setup(self):
+            if self.task.id == "test-3":
+                raise OSError("no start state")
+
+    result = evaluate(EvalPlan(Lame, samples=2, ks=(1, 2), out=tmp_path))
+    assert result["n_failed_infra"] == result["n_failed_reset"] == 2
+    assert result["n_excluded"] == {"1": 1, "2": 1} and result["pass_at"]["1"] == 1.0
+    assert result["per_success"]["turns"] == result["cost"]["turns"] / 18
+    assert any("before the first turn" in line for line in summary_lines(result))

@@ -14,12 +14,13 @@ import pytest
 
 PUBLIC = {
     "agentrl": """
-        AgentRLError EndReason Episode Group InfraError Limits Message Score Segment Step Task
-        TaskView ToolCall ToolEnv Trajectory UserError make play register tool
+        AgentRLError Dialogue EndReason Episode Group InfraError Limits Message Score Segment Step
+        Task TaskView ToolCall ToolEnv Trajectory UserError make play register tool
     """,
     "agentrl.evaluation": """
-        EvalPlan EvalProgress PassAt RuleResult bootstrap_ci check_environment check_named evaluate
-        pass_at pass_at_k pass_hat_k summarize summary_lines task_counts wilson_ci
+        EvalPlan EvalProgress Paired PassAt RuleResult best_of_k bootstrap_ci check_environment
+        check_named compare_runs evaluate majority_of_k paired pass_at pass_at_k pass_hat_k
+        summarize summary_lines task_counts wilson_ci
     """,
     "agentrl.sandboxes": """
         Allow BubblewrapBackend DockerBackend ExecResult FileInfo NetworkRequest Pool ProcessBackend

@@ -18,7 +18,7 @@ from agentrl.records.files import EpisodeWriter, MetricsWriter, write_json_atomi
 from agentrl.report import panels, viewer
 from agentrl.report.charts import Chart, Series, format_number, nice_ticks, svg, thin
 from agentrl.report.page import duration, write_report
-from agentrl.report.signs import coverage, find_signs
+from agentrl.report.signs import alarms, coverage, find_signs
 from agentrl.trajectory import Episode, EpisodeKey, Segment, Trajectory
 from agentrl.types import EndReason, Message, Score, TaskView, ToolCall
 
@@ -438,10 +438,28 @@ def rows(**columns):
         ({"parity/gap_mean": lambda s: 0.45}, "differ by up to 0.45 nats"),
         ({"format/bad_calls_rate": lambda s: 0.5}, "50% of the last episodes hold"),
         ({}, "measured fewer than twice"),
+        ({"policy/kl": lambda s: 0.01 + 0.4 * (s == 12)}, "KL to the sampler rose to 0.41 nats per token at step 12"),
+        ({"policy/ref_kl": lambda s: 0.02 + 2 * (s > 15)}, "KL to the reference rose to 2.02 nats"),
+        ({"pass/train": lambda s: 0.9, "eval/pass_at_1": lambda s: 0.5}, "90% of the last training episodes pass and 50% of"),
     ],
 )  # fmt: skip
 def test_warning_signs(columns, says):
     assert any(re.search(says, sentence) for sentence in find_signs(rows(**columns)))
+
+
+def test_alarms_are_the_signs_of_a_run_that_still_trains():
+    assert alarms(rows(**{"policy/kl": lambda s: 0.01})) == {}
+    loud = rows(
+        **{
+            "reward/mean": lambda s: 0.9 * (s > 8),
+            "length/sampled_mean": lambda s: 50 + 10 * s,
+            "policy/kl": lambda s: 1.0 * (s > 8),
+            "pass/train": lambda s: 1.0,
+            "eval/pass_at_1": lambda s: 0.1,
+        }
+    )
+    assert alarms(loud).keys() == {"reward_jump", "length", "kl", "gap"}
+    assert set(alarms(loud).values()) <= set(find_signs(loud))
 
 
 def test_a_healthy_run_shows_no_sign():

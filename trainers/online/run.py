@@ -18,6 +18,7 @@ from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.vllm_setup import refuse_missing
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
+from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.passk import summarize
 from agentrl.policies.base import TokenPolicy
 from agentrl.registry import factory
@@ -261,6 +262,9 @@ class Run:
                 f"eval_every={config.eval_every}: {config.env} has no task in split 'test': set"
                 " eval_every=0"
             )
+        seed = derive_seed(config.seed, "train", 0)
+        if said := overlap_words(find_overlap(env, tasks, "test", seed)):
+            self._warn(said)
         return tasks
 
     def _epoch_of(self, make: Callable[[], ToolEnv]) -> Callable[[int], Any]:

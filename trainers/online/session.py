@@ -13,6 +13,7 @@ from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import EpisodeBar, console, episode_bar
 from agentrl.report.page import write_report
+from agentrl.report.signs import alarms
 from agentrl.trainers.config import TrainConfig, read_config
 from agentrl.trainers.observe.trackers import check_trackers
 from agentrl.trainers.online import best, checkpoint
@@ -113,6 +114,17 @@ def train_with_display(
 def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
     """A listener that moves the bar with every episode and prints a line for every round."""
 
+    rows: list[dict[str, Any]] = []
+    said: set[str] = set()
+
+    def alarm(row: dict[str, Any]) -> None:
+        """Each alarm once, at the round in which it first holds."""
+        rows.append(row)
+        for name, sentence in alarms(rows).items():
+            if name not in said:
+                said.add(name)
+                console.print(plain(sentence), style="yellow", markup=False, soft_wrap=True)
+
     def listen(kind: str, what: Any) -> None:
         if kind == "episode":
             bar.episode(what)
@@ -126,6 +138,7 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
             )
         elif kind == "metrics":
             console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
+            alarm(what)
 
     return listen
 

@@ -175,7 +175,7 @@ class AuditPlan:
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
-            raise ConfigError(f"--tasks {self.tasks} must be at least 1")
+            raise ConfigError(f"--limit {self.tasks} must be at least 1")
 
 
 def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) -> dict[str, Any]:

@@ -1,0 +1,190 @@
+"""Paired comparison: what it finds, what it refuses, and how often it is wrong."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from helpers import Echo, make_task
+
+from agentrl.errors import ConfigError
+from agentrl.evaluation.compare import compare_runs, curve_words, mcnemar, paired
+from agentrl.evaluation.passk import bootstrap_ci
+from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.report.comparison import write_comparison
+
+
+def test_mcnemar_is_the_binomial_test():
+    assert mcnemar(0, 0) == 1.0
+    assert mcnemar(1, 0) == 1.0
+    assert mcnemar(10, 0) == pytest.approx(2 / 1024, abs=1e-15)
+    # 2 * P(Binomial(121 + 59, 1/2) <= 59), by summing fractions.
+    exact = 2 * sum(math.comb(180, i) for i in range(60)) / 2**180
+    assert mcnemar(121, 59) == mcnemar(59, 121) == pytest.approx(exact, rel=1e-12)
+    assert mcnemar(4, 4) == 1.0
+
+
+def unpaired_p(first, second):
+    """Two-sided z-test of two proportions, as if the tasks were others."""
+    n, pooled = len(first), (sum(first) + sum(second)) / (2 * len(first))
+    z = (sum(second) - sum(first)) / n / math.sqrt(2 * pooled * (1 - pooled) / n)
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def test_five_points_of_400_paired_tasks_are_found_where_the_unpaired_test_finds_none():
+    first = [1.0] * 200 + [0.0] * 200
+    second = [1.0] * 190 + [0.0] * 10 + [1.0] * 30 + [0.0] * 170
+    found = paired(first, second)
+    assert found.difference == pytest.approx(0.05) and found.test == "McNemar, exact"
+    assert found.p_value == mcnemar(30, 10) < 0.01 and found.ci95[0] > 0
+    assert unpaired_p(first, second) > 0.1
+    assert 0.03 < found.detectable < 0.06
+    back = paired(second, first)
+    assert back.difference == -found.difference and back.p_value == found.p_value
+
+
+def test_several_samples_are_one_observation_of_their_task():
+    rng = np.random.default_rng(1)
+    hard = rng.beta(0.4, 0.4, 400)
+    first, second = rng.binomial(8, hard) / 8, rng.binomial(8, hard + 0.1 * (1 - hard)) / 8
+    found = paired(first.tolist(), second.tolist())
+    assert found.test.startswith("sign flips") and found.p_value < 0.01
+    assert paired([0.5, 0.5], [0.5, 0.5]).p_value == 1.0
+
+
+def test_two_runs_of_one_policy_are_seldom_called_different():
+    rng = np.random.default_rng(7)
+    wrong = {1: 0, 4: 0}
+    for samples in wrong:
+        for _ in range(200):
+            hard = rng.beta(0.5, 0.5, 100)
+            gap = (rng.binomial(samples, hard) - rng.binomial(samples, hard)) / samples
+            if samples == 1:
+                p = mcnemar(int((gap > 0).sum()), int((gap < 0).sum()))
+            else:
+                signs = rng.integers(0, 2, (400, 100)) * 2 - 1
+                p = (1 + (np.abs(signs @ gap) >= abs(gap.sum()) - 1e-9).sum()) / 401
+            wrong[samples] += p < 0.05
+    assert all(count <= 14 for count in wrong.values()), wrong
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("samples", [1, 4])
+def test_the_whole_comparison_holds_its_level(samples):
+    rng = np.random.default_rng(samples)
+    wrong = missed = 0
+    for number in range(200):
+        hard = rng.beta(0.5, 0.5, 100)
+        one, other = (rng.binomial(samples, hard) / samples for _ in range(2))
+        found = paired(one.tolist(), other.tolist(), seed=number)
+        wrong += found.p_value < 0.05
+        missed += not found.ci95[0] <= 0 <= found.ci95[1]
+    assert wrong <= 14 and missed <= 16
+
+
+def test_intervals_cover_what_they_promise():
+    rng = np.random.default_rng(3)
+    covered = 0
+    for number in range(400):
+        shares = rng.binomial(4, rng.beta(0.5, 0.5, 100)) / 4
+        low, high = bootstrap_ci(shares.tolist(), resamples=500, seed=number)
+        covered += low <= 0.5 <= high
+    assert 0.93 <= covered / 400 <= 0.97
+
+
+def test_alike_everywhere_still_has_a_width():
+    found = paired([1.0] * 20, [1.0] * 20)
+    assert found.difference == 0 and found.ci95[0] == -found.ci95[1] < -0.1
+    assert found.detectable is None and found.p_value == 1.0
+    all_lost = paired([1.0] * 20, [0.0] * 20)
+    assert all_lost.ci95[0] == -1.0 and -0.8 < all_lost.ci95[1] < -0.5
+    with pytest.raises(ConfigError, match="cannot be paired"):
+        paired([1.0], [])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        ((0.1, 0.2), (0.1, 0.2), "expanded"),
+        ((0.1, 0.2), (-0.1, 0.1), "sharpened"),
+        ((-0.1, 0.1), (0.1, 0.2), "broader"),
+        ((-0.2, -0.1), (-0.1, 0.1), "behind"),
+        ((-0.1, 0.1), (-0.1, 0.1), "no difference"),
+    ],
+)
+def test_a_curve_in_words(low, high, word):
+    rows = [
+        {"k": k, "difference": sum(ci) / 2, "ci95": ci} for k, ci in ((1, low), (2, low), (8, high))
+    ]
+    assert curve_words(rows).startswith(word)
+    assert curve_words(rows[:1]).startswith("one k only")
+
+
+class Half(Echo):
+    id = "half-v0"
+    count = 12
+
+    def oracle_actions(self, task):
+        """Solves every other task."""
+        solved = int(task.id.rpartition("-")[2]) % 2
+        return super().oracle_actions(task) if solved else ()
+
+
+def played(out, make=Half, **settings):
+    evaluate(EvalPlan(make, out=out, **settings))
+    return out
+
+
+def test_two_recorded_runs(tmp_path):
+    first = played(tmp_path / "a", policy="noop", samples=2, ks=(2,))
+    second = played(tmp_path / "b", policy="oracle", samples=2, ks=(2,))
+    found = compare_runs(first, second)
+    assert found["difference"] == 0.5 and found["n_tasks"] == 12 and found["p_value"] < 0.05
+    assert found["only_first"] == [] and len(found["only_second"]) == 6
+    assert [row["k"] for row in found["curve"]] == [1, 2]
+    assert found["says"].startswith("expanded")
+    json.dumps(found, allow_nan=False)
+    write_comparison(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page and "+0.500" in page and "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"temperature": 0.5}, "unlike budgets (temperature; temperature is 1.0 and 0.5)"),
+        ({"samples": 2}, "unlike budgets (samples"),
+        ({"make": type("Shorter", (Half,), {"system": "Be short."})}, "unlike budgets (system"),
+        ({"split": "train"}, "share no task"),
+    ],
+)
+def test_unlike_budgets_and_tasks_are_refused(tmp_path, settings, part):
+    first, second = played(tmp_path / "a"), played(tmp_path / "b", **settings)
+    with pytest.raises(ConfigError) as error:
+        compare_runs(first, second)
+    assert part in str(error.value)
+
+
+def test_another_task_under_one_id_is_refused(tmp_path):
+    class Reworded(Half):
+        def tasks(self, split, seed):
+            for task in super().tasks(split, seed):
+                yield make_task(task.id, instruction=task.instruction + "!", hidden=task.hidden)
+
+    first, second = played(tmp_path / "a"), played(tmp_path / "b", make=Reworded)
+    with pytest.raises(ConfigError, match="is another one than in"):
+        compare_runs(first, second)
+
+
+def test_what_is_no_whole_evaluation_is_refused(tmp_path):
+    first, second = played(tmp_path / "a"), played(tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"holds no eval\.json"):
+        compare_runs(first, tmp_path)
+    result = json.loads((second / "eval.json").read_text())
+    (second / "eval.json").write_text(json.dumps(result | {"n_missing": 3}))
+    with pytest.raises(ConfigError, match="is not complete"):
+        compare_runs(first, second)
+    del result["budget"]
+    (second / "eval.json").write_text(json.dumps(result))
+    with pytest.raises(ConfigError, match="says nothing of its budget"):
+        compare_runs(first, second)
