@@ -31,6 +31,7 @@ _SHIPPED = {
     "bugfix-v0": "agentrl.envs.bugfix:BugFix",
     "calc-v0": "agentrl.envs.calc:Calculator",
     "code-v0": "agentrl.envs.code:Code",
+    "desk-v0": "agentrl.envs.desk:Desk",
 }
 _SPLITS = ("train", "test")
 _registered: dict[str, type[ToolEnv]] = {}
