@@ -32,6 +32,7 @@ _SHIPPED = {
     "calc-v0": "agentrl.envs.calc:Calculator",
     "code-v0": "agentrl.envs.code:Code",
     "desk-v0": "agentrl.envs.desk:Desk",
+    "inject-v0": "agentrl.envs.inject:Inject",
 }
 _SPLITS = ("train", "test")
 _registered: dict[str, type[ToolEnv]] = {}

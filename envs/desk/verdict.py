@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from agentrl.envs.desk.shop import CHANGES, FINDS, Shop
-from agentrl.types import Message, Score, ToolCall
+from agentrl.envs.replay import answered_calls
+from agentrl.types import Score, ToolCall
 from agentrl.verifiers.base import Submission
 
 
@@ -23,10 +24,10 @@ def judge(submission: Submission, new_shop: Callable[[], Shop]) -> Score:
     """
     hidden, shop = submission.task.hidden, new_shop()
     found = set()
-    for call, answer in answered(submission.messages):
+    for call, answer in answered_calls(submission.messages):
         if call.name in FINDS:
             found.add(answer)
-        elif call.name in CHANGES and not answer.startswith("error: "):
+        elif call.name in CHANGES:
             shop = _repeated(shop, call, answer)
     heard = "\n".join(
         message.content.lower().replace(",", "")
@@ -43,22 +44,10 @@ def judge(submission: Submission, new_shop: Callable[[], Shop]) -> Score:
     return Score(float(all(part == 1.0 for part in parts.values())), parts)
 
 
-def answered(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, str]]:
-    """The calls that were answered, with what the agent saw."""
-    due: list[ToolCall | object] = []
-    for message in messages:
-        if message.role == "assistant":
-            due = list(message.tool_calls)
-        elif message.role == "tool" and due:
-            call = due.pop(0)
-            if isinstance(call, ToolCall):
-                yield call, message.content
-
-
 def _repeated(shop: Shop, call: ToolCall, answer: str) -> Shop:
     """The shop after a call that was really made: its answer holds the row that it changed.
 
-    That of a call that failed, or that a guard answered in the tool's place, does not.
+    That of a call that a guard answered in the tool's place does not.
     """
     trial = shop.fork()
     with suppress(ValueError):
