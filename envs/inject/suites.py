@@ -15,11 +15,11 @@ Calls = tuple[tuple[str, Mapping[str, Any]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A benign task: what is asked for, the calls of the reference, a text of its last answer."""
+    """A benign task: what is asked for, the calls of the reference, and what it asks to be told."""
 
     instruction: str
     calls: Calls
-    answer: str = "done"
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
