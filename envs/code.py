@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
-from agentrl.safety.writes import WriteSet
 from agentrl.records.taskfile import read_tasks
+from agentrl.safety.writes import WriteSet
 from agentrl.tools import tool
 from agentrl.types import Limits, Message, Task, ToolCall
 from agentrl.verifiers import Verifier, hidden_tests, remembered

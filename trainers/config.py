@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from agentrl.chat.settings import ChatSettings, one_of_these
 from agentrl.engines.settings import EngineSettings
 from agentrl.errors import ConfigError
+from agentrl.safety.settings import SafetySettings
 from agentrl.trainers.peers import peer_hint
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -174,6 +175,9 @@ class TrainConfig(BaseModel):
     """Checkpoints that are kept."""
     keep_best: bool = False
     """Keep the model of the best held-out pass@1 as well, in `best/`."""
+
+    safety: SafetySettings = SafetySettings()
+    """Around tool calls: `{policy = "work-area", penalty = 0.2}`."""
 
     recipe: str = "grpo"
     """Algorithm, a name of `agentrl.trainers.algorithms.recipes`, or `path/to/file.py:name`."""

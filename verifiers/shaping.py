@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ContractError
 from agentrl.types import BadCall, Message, Score
 from agentrl.verifiers.base import Submission, Verifier
 
@@ -124,6 +124,25 @@ def repetition_penalty(*, n: int = 4, cap: float = 0.5) -> Term:
     return Term(
         "repetition", cap, lambda submission: -cap * repeated_share(said(submission).split(), n)
     )
+
+
+def side_effect_penalty(weight: Callable[[], float], *, cap: float = 1.0) -> Term:
+    """−weight of an episode with a side effect, 0 of one without; logged as `shaping/side_effects`.
+
+    Args:
+        weight: asked at every episode, as a multiplier may move.
+        cap: the term never falls below −cap.
+    """
+
+    def measure(submission: Submission) -> float:
+        if submission.side_effects is None:
+            raise ContractError(
+                f"task {submission.task.id}: a penalty for side effects needs an environment that"
+                " says what may change: set writes, or leave safety.penalty out"
+            )
+        return -weight() if submission.side_effects else 0.0
+
+    return Term("side_effects", cap, measure)
 
 
 def soft_overlong(length: int, limit: int, cache: int) -> float:

@@ -25,7 +25,6 @@ from agentrl.cli import (
     evaluate,
     export,
     images,
-    policy,
     recipes,
     serve,
     suite,
@@ -59,7 +58,7 @@ app.command()(audit.regrade)
 app.command()(view.view)
 app.command()(serve.serve)
 app.add_typer(images.app, name="images")
-app.add_typer(policy.app, name="policy")
+app.add_typer(audit.policies_app, name="policy")
 app.command()(train.demo)
 
 _INTERRUPTED = 130

@@ -62,9 +62,13 @@ _PLUGINS = (
     *("gitlab_token", "jwt", "mailchimp", "npm", "openai", "private_key", "pypi_token", "sendgrid"),
     *("slack", "softlayer", "square_oauth", "stripe", "telegram_token", "twilio"),
 )
-_CHUNK = re.compile(r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{22,}+={0,2}")  # longer than the digits of a float
+_CHUNK = re.compile(
+    r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{22,}+={0,2}"
+)  # longer than the digits of a float
 _QUOTED = re.compile(r"[^\s%\"']*(?:%[0-9A-Fa-f]{2}[^\s%\"']*){2,}")
-_MAYBE_SPACED = tuple(re.compile(rf"{mark}[^\n]{mark}[^\n]{mark}[^\n]{mark}") for mark in (" ", "-", r"\|"))
+_MAYBE_SPACED = tuple(
+    re.compile(rf"{mark}[^\n]{mark}[^\n]{mark}[^\n]{mark}") for mark in (" ", "-", r"\|")
+)
 _SPACED = re.compile(r"\S([ |\-])(?:[^\n]\1){9,}\S")
 
 

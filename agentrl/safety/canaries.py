@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.errors import ConfigError
-from agentrl.safety.decoding import holds
+from agentrl.safety.decoding import discloses
 from agentrl.sandboxes.base import Sandbox
 from agentrl.types import Message, ToolCall, relative_path
 
@@ -93,7 +93,7 @@ class Canaries:
             f"canary:{source}": f"canary leaked to {sink}"
             for source, value in self.values.items()
             for sink, text in sinks.items()
-            if text and holds(text, value)
+            if text and discloses(text, value)
         }
 
 

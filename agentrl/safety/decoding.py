@@ -38,7 +38,7 @@ def decoded_forms(text: str) -> Iterator[str]:
                     yield deeper
 
 
-def holds(text: str, secret: str) -> bool:
+def discloses(text: str, secret: str) -> bool:
     """Whether a text holds a secret, plainly or disguised; the secret has at least 8 characters."""
     wanted = squeezed(secret)
     return any(

@@ -16,7 +16,7 @@ from agentrl.safety.approval import Approver, Request, open_approver
 from agentrl.safety.canaries import Canaries
 from agentrl.safety.globs import any_matches
 from agentrl.safety.ledger import changed_files
-from agentrl.safety.policy import Action, Policy, Rule, Ruling
+from agentrl.safety.policy import Action, Rule, Ruling, SafetyPolicy
 from agentrl.safety.shell import HERE
 from agentrl.safety.taint import Taint
 from agentrl.sandboxes.base import FileInfo, Sandbox, Snapshot
@@ -26,7 +26,7 @@ _BUDGET = "budget"
 _MOST_LINES = 20
 
 
-def guard_factory(policy: Policy, *, deterministic: bool = False) -> Callable[[], Guard]:
+def guard_factory(policy: SafetyPolicy, *, deterministic: bool = False) -> Callable[[], Guard]:
     """Builds a guard per episode.
 
     Raises:
@@ -54,7 +54,7 @@ class _Undo:
 class PolicyGuard(Guard):
     """Judges calls, asks where a rule asks, keeps budgets, fences results, undoes transactions."""
 
-    def __init__(self, policy: Policy, approver: Approver) -> None:
+    def __init__(self, policy: SafetyPolicy, approver: Approver) -> None:
         self._policy = policy
         self._approver = approver
         self._canaries = Canaries(policy.canaries)

@@ -1,4 +1,6 @@
-"""Policies from files: TOML, or Python that builds a `Policy`; and what is wrong with them."""
+"""Policies from files: TOML, Python that builds a `SafetyPolicy`, or Inspect's YAML; and what is
+wrong with them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentrl.errors import ConfigError
 from agentrl.safety.actions import actions_of
 from agentrl.safety.globs import path_matches
-from agentrl.safety.policy import DECISIONS, Policy, Rule, RuleDecision
+from agentrl.safety.inspect_file import read_inspect_file
+from agentrl.safety.policy import DECISIONS, Rule, RuleDecision, SafetyPolicy
 from agentrl.types import Effect, ToolCall, ToolSpec
 
 SHIPPED = ("read-only", "work-area", "no-irreversible", "lockdown")
@@ -52,21 +55,21 @@ class ExampleResult(NamedTuple):
     passed: bool
 
 
-def read_policy(name: str) -> Policy:
+def read_policy(name: str) -> SafetyPolicy:
     """A shipped policy by its name, a TOML file, or `file.py:NAME`.
 
     Raises:
         ConfigError: one sentence with the file, the field, its value and the fix.
     """
     policy = _read(name)
-    for problem in unreachable(policy):
+    for problem in dead_rules(policy):
         raise ConfigError(f"policy {name}: {problem}")
     for number, row in enumerate(policy.examples, 1):
         _example(row, f"policy {name}: examples[{number}]")
     return policy
 
 
-def _read(name: str) -> Policy:
+def _read(name: str) -> SafetyPolicy:
     if name in SHIPPED:
         text = files("agentrl.safety").joinpath(f"shipped/{name}.toml").read_text()
         return check_policy(tomllib.loads(text), f"policy {name}")
@@ -75,6 +78,8 @@ def _read(name: str) -> Policy:
         return _from_python(Path(f"{path}.py"), attribute)
     file = Path(name)
     try:
+        if file.suffix in (".yaml", ".yml"):
+            return read_inspect_file(file)
         return check_policy(tomllib.loads(file.read_text()), f"policy {file}")
     except (FileNotFoundError, IsADirectoryError):
         known = ", ".join(SHIPPED)
@@ -85,29 +90,29 @@ def _read(name: str) -> Policy:
         raise ConfigError(f"policy {file} is not valid TOML: {error}") from error
 
 
-def _from_python(file: Path, attribute: str) -> Policy:
+def _from_python(file: Path, attribute: str) -> SafetyPolicy:
     if not file.is_file():
         raise ConfigError(f"policy {file}:{attribute}: there is no such file")
     try:
         found = runpy.run_path(str(file)).get(attribute)
     except ValidationError as error:
         raise ConfigError(f"policy {file}: {_worded(error)}") from None
-    if not isinstance(found, Policy):
+    if not isinstance(found, SafetyPolicy):
         raise ConfigError(
             f"policy {file}:{attribute} is {type(found).__name__}, not an"
-            " agentrl.safety.policy.Policy"
+            " agentrl.safety.policy.SafetyPolicy"
         )
     return found
 
 
-def check_policy(row: Mapping[str, Any], where: str) -> Policy:
+def check_policy(row: Mapping[str, Any], where: str) -> SafetyPolicy:
     """A policy from plain values.
 
     Raises:
         ConfigError: one sentence with the field, its value and the fix.
     """
     try:
-        return Policy.model_validate(row)
+        return SafetyPolicy.model_validate(row)
     except ValidationError as error:
         raise ConfigError(f"{where}: {_worded(error, row)}") from None
 
@@ -136,7 +141,7 @@ def _rule_at(loc: Sequence[int | str], row: Mapping[str, Any] | None) -> str:
     return str(found.get("id", loc[1])) if isinstance(found, Mapping) else str(loc[1])
 
 
-def unreachable(policy: Policy) -> Iterator[str]:
+def dead_rules(policy: SafetyPolicy) -> Iterator[str]:
     """A sentence for each rule that never names a ruling, since one before it always does."""
     for place, rule in enumerate(policy.ordered):
         before = next((one for one in policy.ordered[:place] if _covers(one, rule)), None)
@@ -191,7 +196,7 @@ def _same_or_none(first: Rule, second: Rule, name: Literal["commands", "paths", 
     return same_kind and bool(narrow) and set(narrow) <= set(wide)
 
 
-def run_examples(policy: Policy) -> list[ExampleResult]:
+def run_examples(policy: SafetyPolicy) -> list[ExampleResult]:
     """Judge the policy's own examples.
 
     Raises:
@@ -220,4 +225,4 @@ def _example(row: Mapping[str, Any], where: str) -> Example:
         raise ConfigError(f"{where}: {_worded(error)}") from None
 
 
-__all__ = ["DECISIONS", "SHIPPED", "check_policy", "read_policy", "run_examples", "unreachable"]
+__all__ = ["DECISIONS", "SHIPPED", "check_policy", "dead_rules", "read_policy", "run_examples"]

@@ -187,7 +187,7 @@ class Rule(BaseModel):
         return self.decision != "allow" if held is None else held
 
 
-class Budget(BaseModel):
+class CallBudget(BaseModel):
     """What an episode may use up; a call beyond it is denied. 0: no bound."""
 
     model_config = _STRICT
@@ -208,7 +208,7 @@ class Budget(BaseModel):
     """US dollars for one call of a tool."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> Budget:
+    def _agrees(self) -> CallBudget:
         for name, calls in self.tools.items():
             if calls < 1:
                 raise ValueError(f"tools.{name}={calls} allows no call: deny the tool by a rule")
@@ -224,7 +224,7 @@ class Budget(BaseModel):
         return self
 
 
-class Policy(BaseModel):
+class SafetyPolicy(BaseModel):
     """Rules, budgets, and how what they ask for is answered."""
 
     model_config = _STRICT
@@ -233,7 +233,7 @@ class Policy(BaseModel):
     """In records."""
     rules: Annotated[tuple[Rule, ...], _Tuple]
     """In any order: deny before ask before allow."""
-    budget: Budget = Budget()
+    budget: CallBudget = CallBudget()
     """Of one episode."""
     paths: Annotated[tuple[str, ...], _Tuple] = (
         *("path", "*_path", "file", "filename", "directory", "folder"),
@@ -256,13 +256,13 @@ class Policy(BaseModel):
     """Calls with the ruling that they must get: see `agentrl.safety.loading`."""
 
     @model_validator(mode="after")
-    def _named_once(self) -> Policy:
+    def _named_once(self) -> SafetyPolicy:
         names = [rule.id for rule in self.rules]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two rules have the id {twice[0]!r}")
         if reserved := {"default", "budget"} & set(names):
             raise ValueError(f"the rule id {min(reserved)!r} is taken: choose another")
-        if not any(rule.decision != "deny" for rule in self.rules) and self.budget != Budget():
+        if not any(rule.decision != "deny" for rule in self.rules) and self.budget != CallBudget():
             raise ValueError("the budget bounds nothing: no rule allows a call")
         return self
 

@@ -36,7 +36,7 @@ PATH = (
 )
 """What a reader opens between the settings and `optimizer.step()`: see docs/architecture.md."""
 
-MAX_LEAVES = 49
+MAX_LEAVES = 52
 """Settings of a run that can be set one by one, those of its tables included."""
 
 

@@ -70,6 +70,7 @@ def rollout_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dic
         "length/observed_share": _share(scored),
         "format/bad_calls_rate": mean(lambda episode: episode.counts.bad_calls > 0),
         **tool_metrics(scored),
+        **safety_metrics(scored),
     }
 
 
@@ -188,6 +189,19 @@ def tool_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     for name, counts in tool_counts(episodes).items():
         metrics[f"tools/calls/{name}"] = float(counts["calls"])
         metrics[f"tools/success/{name}"] = 1 - counts["errors"] / counts["calls"]
+    return metrics
+
+
+def safety_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Share of measured episodes with side effects, and of episodes in which a guard denied a call;
+    each is left out where nobody looked.
+    """
+    metrics = {}
+    if measured := [one for one in episodes if one.side_effects is not None]:
+        changed = sum(bool(one.side_effects) for one in measured)
+        metrics["side_effects/rate"] = changed / len(measured)
+    if guarded := [one for one in episodes if one.events]:
+        metrics["safety/denied_rate"] = sum(one.counts.denied > 0 for one in guarded) / len(guarded)
     return metrics
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agentrl.calls import Guard
 from agentrl.chat.settings import in_words
 from agentrl.curriculum.source import TaskSource, Uniform
 from agentrl.engines.base import Engine, Sampling
@@ -25,6 +26,8 @@ from agentrl.registry import factory
 from agentrl.rollout.play import Setting, derive_seed
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
+from agentrl.safety.guard import guard_factory
+from agentrl.safety.loading import read_policy
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
@@ -35,6 +38,7 @@ from agentrl.trainers.observe.watch import Watch
 from agentrl.trainers.online import best
 from agentrl.trainers.online.folder import RunFolder
 from agentrl.trainers.online.learner import Learner
+from agentrl.trainers.online.price import SideEffectPrice
 from agentrl.trainers.online.rounds import Round, Rounds, pack_round, with_greedy
 from agentrl.trajectory import Episode
 from agentrl.types import Message, Task
@@ -85,6 +89,7 @@ class Run:
         source: TaskSource | None = None,
         engine: EngineFactory | None = None,
     ) -> None:
+        self._cost: dict[str, float] = {}
         self.listen = listen or (lambda kind, what: None)
         self.folder = RunFolder(path, config, resume=resume)
         found = self.folder.found
@@ -96,7 +101,9 @@ class Run:
         algorithm.refuse_group_size(config.group_size)
         algorithm.refuse_minibatches(config.minibatches)
         refuse_missing(config.engine)
-        make = factory(config.env, **config.env_settings)
+        self._price = SideEffectPrice(config.safety, found.state.get("price") if found else None)
+        self._guard = self._guard_of(config)
+        make = self._price.around(factory(config.env, **config.env_settings))
         self._check_splits(make())
         self._held_out = self._held_out_tasks(make())
         self.chat = open_chat(found.model if found else config.model, config.chat)
@@ -127,7 +134,10 @@ class Run:
         Raises:
             ConfigError: the environment has fewer tasks than a round.
         """
-        return self._rounds.play(step)
+        played = self._rounds.play(step)
+        self._cost = self._price.metrics()
+        self._price.observe(played.groups)
+        return played
 
     def pack(self, played: Round) -> TokenBatch:
         """A round as one batch, with the rewards of greedy episodes where the recipe reads them."""
@@ -156,7 +166,7 @@ class Run:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record the metrics of a round and show them."""
-        self.listen("metrics", self.folder.log(step, metrics))
+        self.listen("metrics", self.folder.log(step, metrics | self._cost))
 
     def save(self, step: int) -> None:
         """Write the checkpoint from which round `step` begins."""
@@ -165,7 +175,8 @@ class Run:
             state = self.learner.save(folder)
             self.tokenizer.save_pretrained(folder / "model")
             self._rounds.save(folder)
-            return {**state, "source": self.source.state(), "quiet": self.quiet}
+            kept = {"quiet": self.quiet, "price": self._price.value}
+            return {**state, "source": self.source.state(), **kept}
 
         self.folder.save(step, write)
 
@@ -199,6 +210,7 @@ class Run:
             run=self.folder.path.name,
             seed=config.seed,
             deterministic=config.deterministic,
+            guard=self._guard,
         )
         self.rollouts = Rollouts(
             setting,
@@ -216,6 +228,11 @@ class Run:
         )
         self.watch = Watch(model, engine, self.rollouts, prompt_ids, sampling, self.listen)
         self.learner.observer = self.watch
+
+    def _guard_of(self, config: TrainConfig) -> Callable[[], Guard] | None:
+        if not config.safety.policy:
+            return None
+        return guard_factory(read_policy(config.safety.policy), deterministic=True)
 
     def _write_model(self, folder: Path) -> None:
         save_policy(self.learner.model, folder / "model")
