@@ -52,7 +52,7 @@ def folder_of(data: str) -> Path:
     if lacking:
         raise ConfigError(
             f"desk-v0: data={str(folder)!r} has no {lacking[0]}: name a folder with tau2-bench's"
-            f" retail files ({', '.join(_FILES)}), as in --set data=FOLDER"
+            " retail files by --set data=FOLDER, or one that holds tools/tau_retail by AGENTRL_DATA"
         )
     return folder
 

@@ -35,7 +35,7 @@ def folder_of(data: str) -> Path:
     if lacking:
         raise ConfigError(
             f"inject-v0: data={str(folder)!r} has no {lacking[0]}: name a folder with AgentDojo's"
-            f" suites ({', '.join(wanted)}), as in --set data=FOLDER"
+            " suites by --set data=FOLDER, or one that holds safety/agentdojo by AGENTRL_DATA"
         )
     return folder
 
