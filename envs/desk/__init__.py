@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from agentrl.dialogue import Dialogue, User
-from agentrl.envs.desk.retail import Retail, folder_of, read_retail
+from agentrl.envs.desk.retail import FILES, FOLDER, Retail, read_retail
 from agentrl.envs.desk.shop import Row, Shop
 from agentrl.envs.desk.sums import calculate
-from agentrl.envs.desk.verdict import judge
+from agentrl.envs.desk.verdict import judge_service
+from agentrl.envs.given import given_folder
 from agentrl.errors import ConfigError
 from agentrl.safety.writes import WriteSet
 from agentrl.tools import tool
@@ -83,7 +84,7 @@ class Desk(Dialogue):
 
     async def verdict(self, submission: Submission) -> Score:
         """Whether the database is as the reference leaves it; see `agentrl.envs.desk.verdict`."""
-        return judge(submission, self._new_shop)
+        return judge_service(submission, self._new_shop)
 
     @tool
     def find_user_id_by_email(self, email: str) -> str:
@@ -290,7 +291,7 @@ class Desk(Dialogue):
         return "Transfer successful"
 
     def _retail(self) -> Retail:
-        return read_retail(folder_of(self._data))
+        return read_retail(given_folder(self.id, self._data, FOLDER, FILES))
 
     def _new_shop(self) -> Shop:
         return Shop(self._retail().tables)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,8 @@ from agentrl.errors import ConfigError
 from agentrl.safety.ledger import changed_leaves, leaves_of
 from agentrl.types import Task
 
-_FILES = ("db.json.gz", "tasks.json.gz", "split_tasks.json", "policy.md")
+FOLDER = "tools/tau_retail"
+FILES = ("db.json.gz", "tasks.json.gz", "split_tasks.json", "policy.md")
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,9 @@ class Retail:
     tasks: Mapping[str, Sequence[Task]]
 
 
-def folder_of(data: str) -> Path:
-    """The folder with the data: the one that is named, or the default one.
-
-    Raises:
-        ConfigError: it lacks one of the files.
-    """
-    default = os.environ.get("AGENTRL_DATA", "")
-    folder = Path(data) if data else Path(default or ".") / "tools" / "tau_retail"
-    lacking = [name for name in _FILES if not (folder / name).is_file()]
-    if lacking:
-        raise ConfigError(
-            f"desk-v0: data={str(folder)!r} has no {lacking[0]}: name a folder with tau2-bench's"
-            " retail files by --set data=FOLDER, or one that holds tools/tau_retail by AGENTRL_DATA"
-        )
-    return folder
-
-
 @lru_cache(maxsize=4)
 def read_retail(folder: Path) -> Retail:
-    """Read the files of `folder_of`.
+    """Read `FILES`.
 
     Raises:
         ConfigError: a file cannot be read, or holds something else.

@@ -12,7 +12,7 @@ from agentrl.types import Score, ToolCall
 from agentrl.verifiers.base import Submission
 
 
-def judge(submission: Submission, new_shop: Callable[[], Shop]) -> Score:
+def judge_service(submission: Submission, new_shop: Callable[[], Shop]) -> Score:
     """1.0 for the right final state with everything said that had to be; else 0.0.
 
     The state is reached anew: the calls of the episode are made once more in a fresh shop, so that

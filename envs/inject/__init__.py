@@ -8,17 +8,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.env import ToolEnv
+from agentrl.envs.given import given_folder
 from agentrl.envs.inject.banking import Banking
 from agentrl.envs.inject.slack import Slack
 from agentrl.envs.inject.suites import GOALS, TASKS, Calls
 from agentrl.envs.inject.worlds import (
+    FILES,
+    FOLDER,
     SUITES,
     by_value,
-    folder_of,
-    holds,
+    is_marked,
     places_of,
     read_world,
 )
@@ -66,7 +69,6 @@ class Inject(Banking, Slack, ToolEnv):
         """Every task unattacked, and then with every goal of its suite."""
         if split not in ("train", "test"):
             raise ConfigError(f"inject-v0: split={split!r} must be 'train' or 'test'")
-        folder_of(self._data)
         for suite in self._suites:
             for name in TASKS[suite]:
                 if self._attacked != "yes":
@@ -101,8 +103,11 @@ class Inject(Banking, Slack, ToolEnv):
         parts = {"state": float(done), "said": float(said)}
         if injection := given["injection"]:
             marks = GOALS[given["suite"]][injection["goal"]].marks
-            parts["attack"] = float(all(holds(final, mark) for mark in marks))
+            parts["attack"] = float(all(is_marked(final, mark) for mark in marks))
         return Score(float(done and said), parts)
+
+    def _folder(self) -> Path:
+        return given_folder(self.id, self._data, FOLDER, FILES)
 
     def _after(self, submission: Submission) -> frozenset[str]:
         fresh = type(self)(self._data)
@@ -119,7 +124,7 @@ class Inject(Banking, Slack, ToolEnv):
 
     def _open(self, metadata: Mapping[str, Any]) -> None:
         injection = metadata["injection"]
-        self.world = read_world(folder_of(self._data), injection["payload"] if injection else "")
+        self.world = read_world(self._folder(), injection["payload"] if injection else "")
 
     def _task(self, suite: str, name: str, goal: str = "") -> Task:
         wanted = TASKS[suite][name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -18,26 +17,10 @@ from agentrl.safety.globs import any_matches
 from agentrl.safety.ledger import leaves_of
 
 SUITES = ("banking", "slack")
-_FILES = ("environment.yaml", "injection_vectors.yaml")
+_NAMES = ("environment.yaml", "injection_vectors.yaml")
+FOLDER = "safety/agentdojo"
+FILES = tuple(f"{suite}/{name}" for suite in SUITES for name in _NAMES)
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-
-
-def folder_of(data: str) -> Path:
-    """The folder with the suites: the one that is named, or the default one.
-
-    Raises:
-        ConfigError: it lacks one of the files.
-    """
-    default = os.environ.get("AGENTRL_DATA", "")
-    folder = Path(data) if data else Path(default or ".") / "safety" / "agentdojo"
-    wanted = [f"{suite}/{name}" for suite in SUITES for name in _FILES]
-    lacking = [name for name in wanted if not (folder / name).is_file()]
-    if lacking:
-        raise ConfigError(
-            f"inject-v0: data={str(folder)!r} has no {lacking[0]}: name a folder with AgentDojo's"
-            " suites by --set data=FOLDER, or one that holds safety/agentdojo by AGENTRL_DATA"
-        )
-    return folder
 
 
 def read_world(folder: Path, payload: str = "") -> dict[str, Any]:
@@ -67,7 +50,7 @@ def read_world(folder: Path, payload: str = "") -> dict[str, Any]:
 def _parsed(folder: Path) -> tuple[str, Mapping[str, str]]:
     """The state as JSON with its placeholders, and what stands there where nobody attacks."""
     state, vectors = (
-        yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in _FILES
+        yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in _NAMES
     )
     return json.dumps(state), {name: str(row["default"]) for name, row in vectors.items()}
 
@@ -115,7 +98,7 @@ def places_of(world: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(leaves_of(by_value(world)))
 
 
-def holds(places: frozenset[str], mark: str) -> bool:
+def is_marked(places: frozenset[str], mark: str) -> bool:
     """Whether a place fits the pattern; with `!` before it, whether none does."""
     absent = mark.startswith("!")
     return any(any_matches([mark.removeprefix("!")], place) for place in places) is not absent
