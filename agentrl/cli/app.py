@@ -16,21 +16,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import (
-    audit,
-    compare,
-    convert,
-    doctor,
-    environments,
-    evaluate,
-    export,
-    images,
-    recipes,
-    serve,
-    suite,
-    train,
-    view,
-)
+from agentrl.cli import convert, doctor, environments, images, recipes, serve, train, view
+from agentrl.cli.measure import audit, compare, evaluate, export, suite
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 from agentrl.records.redact import redactor

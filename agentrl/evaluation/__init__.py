@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 from agentrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentrl.evaluation.compare import Paired as Paired
-    from agentrl.evaluation.compare import compare_runs as compare_runs
-    from agentrl.evaluation.compare import paired as paired
     from agentrl.evaluation.contract import RuleResult as RuleResult
     from agentrl.evaluation.contract import check_environment as check_environment
     from agentrl.evaluation.contract import check_named as check_named
@@ -24,6 +21,9 @@ if TYPE_CHECKING:
     from agentrl.evaluation.passk import summarize as summarize
     from agentrl.evaluation.passk import task_counts as task_counts
     from agentrl.evaluation.passk import wilson_ci as wilson_ci
+    from agentrl.evaluation.results.compare import Paired as Paired
+    from agentrl.evaluation.results.compare import compare_runs as compare_runs
+    from agentrl.evaluation.results.compare import paired as paired
     from agentrl.evaluation.run import EvalPlan as EvalPlan
     from agentrl.evaluation.run import EvalProgress as EvalProgress
     from agentrl.evaluation.run import evaluate as evaluate
@@ -34,7 +34,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "compare": ("Paired", "compare_runs", "paired"),
+            "results.compare": ("Paired", "compare_runs", "paired"),
             "contract": ("RuleResult", "check_environment", "check_named"),
             "passk": (
                 "PassAt",

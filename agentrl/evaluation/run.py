@@ -44,6 +44,9 @@ from agentrl.types import Ending, Task, TaskView
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
 
+MANY, FEW = 64, 4
+"""Episodes that play at the same time: usually, and where tokens or dollars are bounded."""
+
 
 @dataclass(frozen=True)
 class EvalPlan:
@@ -60,8 +63,8 @@ class EvalPlan:
         chat: how messages become the tokens of an `hf:` or `vllm:` policy.
         engine: memory and length of a `vllm:` policy.
         prices: US dollars per million prompt and completion tokens; None where not known.
-        concurrency: episodes that play at the same time; 0: 64, of which as many use a sandbox as
-            there are.
+        concurrency: episodes that play at the same time; 0: `MANY`, of which as many use a sandbox
+            as there are, or `FEW` under a bound, which those that play at its end exceed.
         max_usd, max_tokens: no further episode begins once all together took so much, those
             recorded earlier in `out` included; None for no bound.
         trained: task file that the policy was trained on, to look for its tasks among those that
@@ -195,6 +198,7 @@ class _Match:
 
     def open(self) -> None:
         """Start the loop thread on which everything plays."""
+        bounded = self.plan.max_usd is not None or self.plan.max_tokens is not None
         self.rollouts = Rollouts(
             Setting(
                 with_user(self.plan.make, self.user),
@@ -204,7 +208,7 @@ class _Match:
                 self.plan.seed,
                 guard=self.guard,
             ),
-            concurrency=self.plan.concurrency or 64,
+            concurrency=self.plan.concurrency or (FEW if bounded else MANY),
             on_episode=self._finished,
         )
 

@@ -18,7 +18,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_comparison(result: Mapping[str, Any], target: Path) -> None:
-    """Write what `agentrl.evaluation.compare.compare_runs` returned as one page."""
+    """Write what `agentrl.evaluation.results.compare.compare_runs` returned as one page."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined
     )

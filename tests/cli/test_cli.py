@@ -15,6 +15,7 @@ from helpers import children, last_json, make_task, process, run_cli, tiny_model
 
 from agentrl.cli import app as cli
 from agentrl.cli import train as train_command
+from agentrl.cli.measure.evaluate import exit_code
 from agentrl.records.taskfile import write_tasks
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 
@@ -583,3 +584,18 @@ def test_a_full_disk_is_one_sentence(run, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", full)
     code, _, err = run("eval", "calc-v0", "--limit", "1")
     assert code == 1 and len(err.strip().splitlines()) == 1 and "the disk is full" in err
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "says"),
+    [
+        ({}, 0, ""),
+        ({"n_failed_infra": 2}, 1, "infrastructure failed 2 of 9 episodes"),
+        ({"n_missing": 3, "stopped": "interrupted"}, 130, "interrupted: 3 samples"),
+        ({"n_missing": 3, "stopped": "max_cost"}, 1, "max-cost: 3 samples were not played"),
+    ],
+)
+def test_an_evaluation_that_is_not_whole_says_so_by_its_exit_code(capsys, result, code, says):
+    whole = {"n_failed_infra": 0, "n_episodes": 9, "n_missing": 0, "stopped": ""}
+    assert exit_code(whole | result, 0) == code
+    assert says in capsys.readouterr().err

@@ -8,8 +8,8 @@ import pytest
 from helpers import Echo, make_task
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.compare import compare_runs, curve_words, mcnemar, paired
 from agentrl.evaluation.passk import bootstrap_ci
+from agentrl.evaluation.results.compare import compare_runs, curve_words, mcnemar, paired
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.report.comparison import write_comparison
 

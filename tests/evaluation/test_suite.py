@@ -10,8 +10,8 @@ import pytest
 from helpers import wait_for
 
 from agentrl.errors import ConfigError
+from agentrl.evaluation.results.suite import read_suite, run_suite
 from agentrl.evaluation.run import evaluate
-from agentrl.evaluation.suite import read_suite, run_suite
 from agentrl.records.files import iter_episodes
 
 SLOW = """

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from helpers import Echo, make_task
 
-from agentrl.cli.audit import _verdict
+from agentrl.cli.measure.audit import _verdict
 from agentrl.evaluation.audit import AuditPlan, audit
 from agentrl.evaluation.audit.probes import stubs
 from agentrl.evaluation.audit.stage import Stage

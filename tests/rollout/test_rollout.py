@@ -424,3 +424,20 @@ def test_a_thousand_episodes_with_records(tmp_path):
 def test_play_works_alone():
     episode = play_one(Echo, script(SAY, YES), make_task(hidden={"answer": "yes"}))
     assert episode.score.value == 1.0 and episode.env == "echo-v0" and episode.counts.wall_s > 0
+
+
+def test_single_samples_are_played_until_somebody_says_stop():
+    told = []
+    tasks = tasks_of(3)
+    with rollouts(Echo, noop(), concurrency=1, on_episode=told.append) as playing:
+        playing.each([(tasks[0], 4), (tasks[2], 0)], 0, phase="eval")
+        assert [(e.task.id, e.key.sample, e.key.phase) for e in told] == [
+            ("t0", 4, "eval"),
+            ("t2", 0, "eval"),
+        ]
+        told.clear()
+        playing.each([(task, 0) for task in tasks], 1, stop=lambda: len(told) >= 2)
+        assert len(told) == 2
+        playing.setting = replace(playing.setting, deterministic=True)
+        with pytest.raises(ConfigError, match="plays whole groups"):
+            playing.each([(tasks[0], 0)], 0)

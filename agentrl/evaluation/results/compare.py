@@ -124,9 +124,9 @@ def _interval(gap_T: np.ndarray[Any, Any], seed: int) -> Interval:
 
 def _detectable(gap_T: np.ndarray[Any, Any]) -> float | None:
     """(z_0.975 + z_POWER) * s / sqrt(T), s the standard deviation of the differences; None where
-    nothing differs.
+    all are equal.
     """
-    if len(gap_T) < 2 or not gap_T.any():
+    if len(set(gap_T)) < 2:
         return None
     normal = NormalDist()
     z = normal.inv_cdf(1 - _LEVEL / 2) + normal.inv_cdf(POWER)

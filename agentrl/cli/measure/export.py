@@ -17,7 +17,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a run's episodes as JSON lines, as Parquet, or as a log for Inspect's viewer."""
-    from agentrl.evaluation.export import export as write
+    from agentrl.evaluation.results.export import export as write
 
     count = write(run, form, out)
     if as_json:

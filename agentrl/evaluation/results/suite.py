@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentrl.chat.settings import ChatSettings
 from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.errors import ConfigError
-from agentrl.evaluation.prices import read_prices, read_toml
+from agentrl.evaluation.budget import read_prices, read_toml
 from agentrl.evaluation.run import EvalPlan
 from agentrl.records.files import write_json_atomic
 from agentrl.records.owner import owned

@@ -50,7 +50,10 @@ Price = Annotated[
     typer.Option(help="US dollars per million prompt,completion tokens, or a TOML file of them."),
 ]
 Concurrency = Annotated[
-    int, typer.Option(help="Episodes that play at the same time; 0: as many as fit, at most 64.")
+    int,
+    typer.Option(
+        help="Episodes at the same time; 0: as many as fit, at most 64, or 4 under a bound."
+    ),
 ]
 MaxCost = Annotated[
     float | None, typer.Option(help="US dollars from which on no episode begins; needs --price.")
@@ -109,7 +112,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     as_json: Json = False,
 ) -> None:
     """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
-    from agentrl.evaluation.prices import read_prices
+    from agentrl.evaluation.budget import read_prices
     from agentrl.evaluation.run import EvalPlan
     from agentrl.registry import factory
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.evaluate import INTERRUPTED, MaxCost, MaxTokens, with_a_bar
+from agentrl.cli.measure.evaluate import INTERRUPTED, MaxCost, MaxTokens, with_a_bar
 from agentrl.cli.options import Json, print_json
 from agentrl.records.plain import plain
 
 if TYPE_CHECKING:
-    from agentrl.evaluation.suite import Cell
+    from agentrl.evaluation.results.suite import Cell
 
 
 def suite(
@@ -26,7 +26,7 @@ def suite(
     as_json: Json = False,
 ) -> None:
     """Run every evaluation of a file, go on where it was cut short, and print one table."""
-    from agentrl.evaluation.suite import read_suite, run_suite
+    from agentrl.evaluation.results.suite import read_suite, run_suite
 
     folder = out or Path("runs") / file.stem
     cells = read_suite(file, folder)

@@ -21,7 +21,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations task by task; refuses unlike budgets with exit code 2."""
-    from agentrl.evaluation.compare import compare_runs
+    from agentrl.evaluation.results.compare import compare_runs
 
     result = compare_runs(first, second)
     if out is not None:
@@ -36,7 +36,7 @@ def compare(
 
 
 def comparison_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result of `agentrl.evaluation.compare.compare_runs` in lines of text."""
+    """The result of `agentrl.evaluation.results.compare.compare_runs` in lines of text."""
     for name in ("first", "second"):
         yield f"{name:<6} {result[name]['policy']}  ({result[name]['run']})"
     low, high = result["ci95"]
