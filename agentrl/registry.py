@@ -31,6 +31,8 @@ _SHIPPED = {
     "bugfix-v0": "agentrl.envs.bugfix:BugFix",
     "calc-v0": "agentrl.envs.calc:Calculator",
     "code-v0": "agentrl.envs.code:Code",
+    "desk-v0": "agentrl.envs.desk:Desk",
+    "inject-v0": "agentrl.envs.inject:Inject",
 }
 _SPLITS = ("train", "test")
 _registered: dict[str, type[ToolEnv]] = {}

@@ -38,10 +38,12 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def shown_text(task: Task) -> str:
-    """All that the agent is given, in small letters and with single spaces."""
-    text = "\n".join(
-        [task.instruction, *(f"{path}\n{task.files[path]}" for path in sorted(task.files))]
-    )
+    """All that the agent is given, an attacker's text included, in small letters and with single
+    spaces.
+    """
+    injected = (task.metadata.get("injection") or {}).get("payload", "")
+    files = (f"{path}\n{task.files[path]}" for path in sorted(task.files))
+    text = "\n".join([task.instruction, injected, *files])
     return " ".join(text.lower().split())
 
 

@@ -208,15 +208,9 @@ class _Match:
     def open(self) -> None:
         """Start the loop thread on which everything plays."""
         bounded = self.plan.max_usd is not None or self.plan.max_tokens is not None
+        make = with_user(self.plan.make, self.user)
         self.rollouts = Rollouts(
-            Setting(
-                with_user(self.plan.make, self.user),
-                self.policy,
-                self.pool,
-                self.run,
-                self.plan.seed,
-                guard=self.guard,
-            ),
+            Setting(make, self.policy, self.pool, self.run, self.plan.seed, guard=self.guard),
             concurrency=self.plan.concurrency or (FEW if bounded else MANY),
             on_episode=self._finished,
         )

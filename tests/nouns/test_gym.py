@@ -48,7 +48,9 @@ def face(env=Echo, sandbox: str = "auto") -> GymEnv:
 
 
 @pytest.mark.parametrize("env_id", environment_ids())
-def test_the_checker_of_gymnasium_passes(env_id, bubblewrap):
+def test_the_checker_of_gymnasium_passes(env_id, bubblewrap, request, monkeypatch):
+    if env_id in ("desk-v0", "inject-v0"):
+        monkeypatch.setenv("AGENTRL_DATA", str(request.getfixturevalue("data_dir")))
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         env = gymnasium.make(f"agentrl/{env_id}")

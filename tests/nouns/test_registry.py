@@ -21,8 +21,9 @@ def offer(monkeypatch, **targets):
 
 
 def test_shipped_environments_are_there():
-    assert {"bugfix-v0", "calc-v0", "code-v0"} <= set(registry.environment_ids())
-    for env_id in ("bugfix-v0", "calc-v0", "code-v0"):
+    shipped = ("bugfix-v0", "calc-v0", "code-v0", "desk-v0", "inject-v0")
+    assert set(shipped) <= set(registry.environment_ids())
+    for env_id in shipped:
         assert registry.environment(env_id).id == env_id
 
 

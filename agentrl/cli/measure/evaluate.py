@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +32,7 @@ from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
 
 if TYPE_CHECKING:
+    from agentrl.env import ToolEnv
     from agentrl.evaluation.run import EvalPlan
 
 INTERRUPTED = 130
@@ -117,12 +118,11 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
     """Measure a policy: unbiased pass@k with its interval, endings, cost and lost episodes."""
     from agentrl.evaluation.budget import read_prices
     from agentrl.evaluation.run import EvalPlan
-    from agentrl.registry import factory
 
     decoding: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     played: dict[str, Any] = {"split": split, "limit": limit, "samples": samples, "seed": seed}
     plan = EvalPlan(
-        make=factory(env, **(read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {}))),
+        make=_factory(env, read_settings(set_) | ({"tasks_file": str(tasks)} if tasks else {})),
         policy=policy,
         ks=read_ks(k),
         sandbox=trusted(sandbox, trust),
@@ -141,6 +141,12 @@ def evaluate(  # noqa: PLR0913 - one parameter per option
         policy_file=policy_file,
     )
     _tell(with_a_bar(plan, f"{env} · {policy}"), as_json, allow_lost)
+
+
+def _factory(env: str, settings: dict[str, Any]) -> Callable[[], ToolEnv]:
+    from agentrl.registry import factory
+
+    return factory(env, **settings)
 
 
 def _tell(result: Mapping[str, Any], as_json: bool, allow_lost: int) -> None:

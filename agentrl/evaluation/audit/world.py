@@ -49,10 +49,12 @@ async def hidden_is_absent(stage: Stage) -> AuditResult:
     for task in itertools.chain.from_iterable(stage.splits.values()):
         if shown := shown_secret(task):
             return broken(task.id, f"the task itself shows a hidden text of {len(shown)} letters")
+    names = {spec.name for spec in stage.env.tools}  # told to every agent
     for task in stage.tasks:
         world = await _world(stage, task) | _answers(episodes[task.id])
         places += len(world)
-        if found := find_in(world, secrets_of(task)):
+        hidden = {text: what for text, what in secrets_of(task).items() if text not in names}
+        if found := find_in(world, hidden):
             return broken(task.id, found, places=places)
     searched = sum(bool(secrets_of(task)) for task in stage.tasks)
     return holds(places=places, tasks=len(stage.tasks), tasks_with_long_texts=searched)
