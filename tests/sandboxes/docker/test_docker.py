@@ -337,7 +337,7 @@ def test_no_signal_from_inside_reaches_the_deadline_of_a_container(docker):
 def test_a_container_ends_at_its_deadline(docker):
     async def body(box):
         # Itself, or on a slow machine whoever clears up after dead runs comes first.
-        with pytest.raises(SandboxLost, match="exit code 1|killed from outside"):
+        with pytest.raises(SandboxLost, match=r"exit code 1|killed from outside"):
             await box.exec(["sleep", "60"], timeout_s=100)
 
     inside(body, lifetime_s=12)  # which begins before the container does

@@ -138,6 +138,6 @@ def test_files_and_overrides_say_the_same(tmp_path):
     write_config(config, file)
     assert read_config(file) == config == check_config(config.model_dump(), "again")
     with pytest.raises(
-        ConfigError, match="'name' is no place in a list of 2: give one from 0 to 1"
+        ConfigError, match="'name' is no place in a list of 2: give one"
     ):
         read_config(file, ["loss.credit.name=grpo"])
