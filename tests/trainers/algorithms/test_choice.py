@@ -137,7 +137,5 @@ def test_files_and_overrides_say_the_same(tmp_path):
     assert recipe(config.recipe, **config.loss).options == expected
     write_config(config, file)
     assert read_config(file) == config == check_config(config.model_dump(), "again")
-    with pytest.raises(
-        ConfigError, match="'name' is no place in a list of 2: give one"
-    ):
+    with pytest.raises(ConfigError, match="'name' is no place in a list of 2: give one"):
         read_config(file, ["loss.credit.name=grpo"])
