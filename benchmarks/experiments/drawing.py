@@ -8,10 +8,11 @@ from agentrl.report.charts import Chart, Series, svg
 
 
 def drawing(lines: Sequence[Series]) -> str:
-    """Shares from 0 to 1 as an SVG file with a legend; the tone of a line is its colour."""
+    """Shares from 0 to 1 as an SVG file, its legend above; the tone of a line is its colour."""
     chart = Chart("", "", tuple(lines), y_range=(0.0, 1.0), wide=True)
+    above = 16 * len(lines)
     legend = "".join(
-        f'<text x="60" y="{24 + 16 * place}" fill="{line.tone}">{line.label}</text>'
+        f'<text x="60" y="{16 * place + 10 - above}" fill="{line.tone}">{line.label}</text>'
         for place, line in enumerate(lines)
     )
     colours = "".join(
@@ -24,6 +25,7 @@ def drawing(lines: Sequence[Series]) -> str:
         f".cross{{display:none}}{colours}</style>"
     )
     drawn = svg(chart).replace("tone-#", "tone-").replace("</svg>", f"{legend}</svg>")
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+    framed = drawn.replace('viewBox="0 0 560 260"', f'viewBox="0 {-above} 560 {260 + above}"', 1)
+    return framed.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
         ">", f">{style}", 1
     )
