@@ -27,7 +27,7 @@ AT_MOST = 0.1
 ARMS: dict[str, dict[str, Any]] = {
     "free": {},
     "bounded": {"at_most": AT_MOST, "penalty": 1.0},
-    "late": {"at_most": AT_MOST},
+    "late": {"at_most": AT_MOST, "penalty": 1e-9},
 }
 """Arm -> `safety` of the run; the multiplier begins at 1 when bounded, and at 0 when late."""
 LINES = {
