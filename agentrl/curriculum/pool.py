@@ -41,12 +41,19 @@ class _Draw:
     expected_N: Floats
     seen: dict[int, float | None] = field(default_factory=dict)
 
-    def estimate(self) -> Estimate:
-        """The mean pass rate over the pool; a task without a scored episode says nothing."""
+    def estimate(self) -> Estimate | None:
+        """The mean pass rate over the pool; None where no task has a scored episode.
+
+        Infrastructure is taken to fail any task alike: the chance to be drawn and scored is π times
+        the share of the drawn tasks that were scored.
+        """
         known = [(i, self.seen[int(p)]) for i, p in enumerate(self.at)]
         at = [i for i, rate in known if rate is not None]
+        if not at:
+            return None
         rates = np.array([rate for _, rate in known if rate is not None], dtype=np.float64)
-        return over_all_tasks(rates, self.expected_N[self.at[at]], self.pi[at], self.expected_N)
+        pi = self.pi[at] * (len(at) / len(self.at))
+        return over_all_tasks(rates, self.expected_N[self.at[at]], pi, self.expected_N)
 
 
 class PoolSource:
@@ -276,13 +283,12 @@ class PoolSource:
             draw.seen[place] = rate
             self._news.setdefault("chosen", []).append(group.task.id)
             if len(draw.seen) == len(draw.at) and not group.episodes[0].key.draw:
-                estimate = draw.estimate()
+                if (estimate := draw.estimate()) is None:
+                    continue
                 low, high = estimate.interval()
                 known = [one for one in draw.seen.values() if one is not None]
                 self._metrics |= {"pass_all": estimate.value, "pass_all_low": low}
-                self._metrics |= {"pass_all_high": high}
-                if known:
-                    self._metrics["pass_played"] = sum(known) / len(known)
+                self._metrics |= {"pass_all_high": high, "pass_played": sum(known) / len(known)}
 
     def _move_on(self, at: Iterable[int]) -> None:
         """Retire what is solved, and say so where the stage of difficulty has moved."""

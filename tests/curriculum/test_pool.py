@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import count
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,15 +54,17 @@ def part(env="", level=0, prefix="", floor=0.0, make=Numbers):
 
 
 def played(tasks, step, passes, draw=0, size=8):
-    """Groups of these tasks; `passes`: task -> how many of the episodes pass."""
+    """Groups of these tasks; `passes`: task -> how many of the episodes pass, None: all failed."""
 
     def one(task, sample, reward):
         made = episode(branch(2, (2, 0)), reward=reward, task=task.id, sample=sample)
         key = made.key._replace(step=step, draw=draw)
         return type(made)(**{**vars(made), "key": key})
 
+    counts = [passes(task) for task in tasks]
     return [
-        Group(tuple(one(task, i, float(i < passes(task))) for i in range(size))) for task in tasks
+        Group(tuple(one(task, i, None if c is None else float(i < c)) for i in range(size)))
+        for task, c in zip(tasks, counts, strict=True)
     ]
 
 
@@ -108,6 +111,34 @@ def test_metrics_say_what_the_pass_rate_of_all_tasks_is_and_what_was_played():
     assert low <= found["curriculum/pass_all"] <= high
     assert found["curriculum/pass_played"] >= 0.25 and found["curriculum/tasks"] == 4
     assert source.news()["chosen"] and found["curriculum/unseen"] < 0.5
+
+
+@pytest.mark.parametrize("failed", [0.0, 0.5])
+def test_groups_that_failed_say_nothing_of_the_pass_rate_of_all_tasks(failed):
+    """The estimate is without bias, and its interval holds as often as without failures."""
+    rng = np.random.default_rng(0)
+    errors, holds = [], []
+    for _ in range(120):
+        p_N = rng.beta(0.3, 0.9, 100)
+        source = PoolSource([part()], UniformPool(pool=100), int(rng.integers(1 << 30)))
+
+
+        def passes(task, p_N=p_N):
+            return None if rng.random() < failed else rng.binomial(4, p_N[int(task.id)])
+
+        for step in range(2):
+            source.observe(played(source.next(24), step, passes, size=4))
+            found = {k.rpartition("/")[2]: v for k, v in source.metrics().items()}
+            errors.append(found["pass_all"] - p_N.mean())
+            holds.append(found["pass_all_low"] <= p_N.mean() <= found["pass_all_high"])
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / np.sqrt(len(errors))
+    assert np.mean(holds) > 0.9
+
+
+def test_a_round_in_which_all_failed_has_no_estimate():
+    source = PoolSource([part()], UniformPool(pool=6), 0)
+    source.observe(played(source.next(4), 0, lambda task: None))
+    assert not [name for name in source.metrics() if "pass_" in name]
 
 
 def test_a_task_rests_and_a_refilled_round_draws_no_task_again():
