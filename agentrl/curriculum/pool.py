@@ -64,8 +64,9 @@ class PoolSource:
         settings: of the sampler.
         seed: of the run.
         state: of an earlier source, to go on where it stopped.
-        apart: whether a round may draw more than once, so that no task of the last round may be
-            drawn again (`Rounds`).
+        apart: whether a round may draw more than once (`Rounds`). A task then rests for one round
+            more, because the first draw of a round cannot be told from a later one of the round
+            before, and no draw has a task of an earlier draw of its round.
 
     Attributes:
         beliefs: what is believed of each task, in the order of the pool.
@@ -85,7 +86,7 @@ class PoolSource:
     ) -> None:
         self._parts, self._settings, self._seed = parts, settings, seed
         self._weigh = weigh_of(settings)
-        self._rest = max(settings.rest, int(apart))
+        self._rest = settings.rest + apart
         saved = state or {}
         self._draws: int = saved.get("draws", 0)
         self._round: int = saved.get("round", -1)
@@ -94,7 +95,10 @@ class PoolSource:
         self._pending: dict[str, _Draw] = {}
         self._news: dict[str, Any] = {}
         self._metrics: dict[str, float] = {}
-        self._fill()
+        self._fill(saved.get("taken", []))
+        self._drawn_N = np.full(len(self), -1, dtype=np.int64)
+        for place, last in saved.get("drawn", []):
+            self._drawn_N[place] = last
         profile = _read_profile(settings.start) if settings.start else {}
         prior = tuple(profile.get("prior", settings.prior))
         self.beliefs = Beliefs.of(self._levels, (prior[0], prior[1]))
@@ -110,10 +114,10 @@ class PoolSource:
         """Raise ConfigError where rounds of so many tasks, drawn at most so often, could run out of
         tasks that do not rest.
         """
-        if len(self) < (need := tasks * draws * (self._rest + 1)):
+        if len(self) < (need := tasks * (draws * self._rest + 1)):
             raise ConfigError(
                 f"the pool holds {len(self)} tasks, and rounds of {tasks} tasks, {draws} draws and"
-                f" rest={self._rest} may need {need}: raise curriculum.pool, or lower"
+                f" rest={self._settings.rest} may need {need}: raise curriculum.pool, or lower"
                 " tasks_per_step or curriculum.rest"
             )
 
@@ -125,10 +129,8 @@ class PoolSource:
         """
         believed = self.beliefs.informed()
         rng = np.random.default_rng(derive_seed(self._seed, self._name, "draw", self._draws))
-        last_N = self.beliefs.last_N
-        may_N = ~((last_N >= 0) & (last_N > self._round - self._rest))
         weights_N = self._weigh(believed, rng)
-        pi_N = samplers.inclusion(weights_N, n, self._settings.explore, may_N)
+        pi_N = samplers.inclusion(weights_N, n, self._settings.explore, ~self._resting_N)
         at = samplers.systematic_sample(pi_N, rng)
         self._draws += 1
         draw = _Draw(at, pi_N[at], believed.mean_N)
@@ -166,6 +168,7 @@ class PoolSource:
         passed = [sum(one is True for one in group) for group in passes]
         scored = [sum(one is not None for one in group) for group in passes]
         at = [self._place[group.task.id] for group in own]
+        self._drawn_N[at] = step
         counted = [i for i, count in enumerate(scored) if count]
         self.beliefs = self.beliefs.observed(
             [at[i] for i in counted],
@@ -199,7 +202,9 @@ class PoolSource:
         return self._news
 
     def state(self) -> dict[str, Any]:
-        """Draws, rounds, beliefs of the tasks that were played, and which tasks the pool holds."""
+        """Draws, rounds, beliefs of the tasks that were played, which of them rest, and which tasks
+        the pool holds.
+        """
         beliefs = self.beliefs
         rows = [
             [int(place), float(a), float(b), int(last)]
@@ -214,6 +219,8 @@ class PoolSource:
             "round": self._round,
             "stage": self._stage,
             "moved": sorted(self._positions.items()),
+            "taken": list(self._taken),
+            "drawn": [[int(p), int(self._drawn_N[p])] for p in np.flatnonzero(self._resting_N)],
             "beliefs": {"tasks": len(self), "rows": rows},
         }
 
@@ -221,8 +228,18 @@ class PoolSource:
     def _name(self) -> str:
         return self._parts[0].env
 
-    def _fill(self) -> None:
-        """Draw the pool: of every level as many tasks as it has places."""
+    @property
+    def _resting_N(self) -> NDArray[np.bool_]:
+        """Which tasks may not be drawn. A task whose group failed was drawn all the same."""
+        return (self._drawn_N >= 0) & (self._drawn_N > self._round - self._rest)
+
+    def _fill(self, taken: Sequence[int]) -> None:
+        """Draw the pool: of every level as many tasks as it has places, then those that came after.
+
+        Args:
+            taken: of each level, how many tasks its stream had given; a task with the id of one in
+                the pool was given and found no place.
+        """
         share, more = divmod(self._settings.pool, len(self._parts))
         self._streams, self._taken = [], [0] * len(self._parts)
         tasks: list[Task] = []
@@ -238,6 +255,8 @@ class PoolSource:
         for place, position in sorted(self._positions.items(), key=lambda pair: pair[1]):
             level = levels[place]
             self._tasks[place] = self._take(level, position - self._taken[level] + 1)[-1]
+        for level, count in enumerate(taken):
+            self._take(level, max(0, count - self._taken[level]))
         self._place = {task.id: place for place, task in enumerate(self._tasks)}
         if len(self._place) < len(self._tasks):
             twice = _first_twice(task.id for task in self._tasks)
@@ -310,7 +329,7 @@ class PoolSource:
         self._news.setdefault("retired", []).append(old.id)
         del self._place[old.id]
         self._tasks[place], self._place[found[0].id] = found[0], place
-        self._positions[place] = self._taken[level] - 1
+        self._positions[place], self._drawn_N[place] = self._taken[level] - 1, -1
         b, prior = self.beliefs, self.beliefs.prior
         alpha_N, beta_N, last_N = b.alpha_N.copy(), b.beta_N.copy(), b.last_N.copy()
         alpha_N[place], beta_N[place], last_N[place] = *prior, -1

@@ -49,6 +49,15 @@ class Few(Numbers):
         return (Task(id=str(number), instruction=f"say {number}") for number in range(5))
 
 
+class Cycle(Numbers):
+    """Twelve of them, over and over."""
+
+    id = "cycle-v0"
+
+    def tasks(self, split, seed):
+        return (Task(id=str(number % 12), instruction="say it") for number in count())
+
+
 def part(env="", level=0, prefix="", floor=0.0, make=Numbers):
     return Part(env, make.id, level, prefix, floor, make)
 
@@ -153,6 +162,39 @@ def test_a_task_rests_and_a_refilled_round_draws_no_task_again():
             ids += [task.id for task in tasks]
             source.observe(played(tasks, step, lambda task: 4, draw))
         assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("passes", [4, None], ids=["played", "failed"])
+@pytest.mark.parametrize("rest", [0, 1, 2])
+def test_no_draw_of_a_refilled_round_has_a_task_that_rests(rest, passes):
+    chosen = UniformPool(pool=3 * 3 * (rest + 1) + 3, rest=rest)
+    source, rounds = PoolSource([part()], chosen, 0, apart=True), []
+    for step in range(20):
+        ids = []
+        for draw in range(3):
+            tasks = source.next(3)
+            ids += [task.id for task in tasks]
+            source.observe(played(tasks, step, lambda task: passes, draw))
+            source = PoolSource([part()], chosen, 0, json.loads(json.dumps(source.state())), True)
+        assert len(ids) == len(set(ids))
+        assert not set(ids) & {one for before in rounds[len(rounds) - rest :] for one in before}
+        rounds.append(ids)
+
+
+def test_a_stream_that_says_an_id_again_is_gone_on_from_with_the_same_choices():
+    chosen = UniformPool(pool=5, retire=0.6)
+    source, states, rounds = PoolSource([part(make=Cycle)], chosen, 0), [], []
+    for step in range(25):
+        states.append(json.loads(json.dumps(source.state())))
+        tasks = source.next(4)
+        rounds.append([task.id for task in tasks])
+        source.observe(played(tasks, step, lambda task: 8))
+    for begun, state in enumerate(states):
+        source = PoolSource([part(make=Cycle)], chosen, 0, state)
+        for step in range(begun, 25):
+            tasks = source.next(4)
+            assert [task.id for task in tasks] == rounds[step]
+            source.observe(played(tasks, step, lambda task: 8))
 
 
 def test_what_is_solved_gives_its_place_to_a_new_task():
