@@ -93,7 +93,7 @@ class PoolSource:
         self._stage: int = saved.get("stage", 0)
         self._positions: dict[int, int] = {int(k): v for k, v in saved.get("moved", [])}
         self._pending: dict[str, _Draw] = {}
-        self._news: dict[str, Any] = {}
+        self._news: dict[str, Any] = {"chosen": []}
         self._metrics: dict[str, float] = {}
         self._fill(saved.get("taken", []))
         self._drawn_N = np.full(len(self), -1, dtype=np.int64)
@@ -110,13 +110,21 @@ class PoolSource:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def refuse_rounds(self, tasks: int, draws: int) -> None:
+    def most(self, n: int) -> int:
+        """How many of n tasks a draw may have: no more than do not rest."""
+        return min(n, int((~self._resting_N).sum()))
+
+    def refuse_rounds(self, tasks: int, draws: int, held: int | None = None) -> None:
         """Raise ConfigError where rounds of so many tasks, drawn at most so often, could run out of
         tasks that do not rest.
+
+        Args:
+            held: tasks in the pools of all environments that share the rounds; None: of this one.
         """
-        if len(self) < (need := tasks * (draws * self._rest + 1)):
+        held = len(self) if held is None else held
+        if held < (need := tasks * (draws * self._rest + 1)):
             raise ConfigError(
-                f"the pool holds {len(self)} tasks, and rounds of {tasks} tasks, {draws} draws and"
+                f"the pool holds {held} tasks, and rounds of {tasks} tasks, {draws} draws and"
                 f" rest={self._settings.rest} may need {need}: raise curriculum.pool, or lower"
                 " tasks_per_step or curriculum.rest"
             )
@@ -154,16 +162,16 @@ class PoolSource:
         return float(pi_N @ group_signal(believed.alpha_N, believed.beta_N, group_size))
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Learn from groups of tasks that were handed out; others are left alone."""
+        """Learn from groups of tasks that were handed out; others say which round it is."""
         own = [group for group in groups if group.task.id in self._place]
-        if not own:
+        if not groups:
             return
-        step = max(group.episodes[0].key.step for group in own)
+        step = max(group.episodes[0].key.step for group in groups)
         if step > self._round:
             if self._round >= 0:
                 rounds = step - self._round
                 self.beliefs = self.beliefs.moved(rounds, self._settings.drift)
-            self._round, self._news, self._metrics = step, {}, {}
+            self._round, self._news, self._metrics = step, {"chosen": []}, {}
         passes = [[one.passed for one in group.episodes] for group in own]
         passed = [sum(one is True for one in group) for group in passes]
         scored = [sum(one is not None for one in group) for group in passes]
@@ -300,7 +308,7 @@ class PoolSource:
             if draw is None:
                 continue
             draw.seen[place] = rate
-            self._news.setdefault("chosen", []).append(group.task.id)
+            self._news["chosen"].append(group.task.id)
             if len(draw.seen) == len(draw.at) and not group.episodes[0].key.draw:
                 if (estimate := draw.estimate()) is None:
                     continue

@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainer_cases import branch, episode
 
@@ -275,23 +275,75 @@ def test_too_few_tasks_and_another_sampler_are_refused_in_one_sentence():
 
 
 @given(
-    st.lists(st.floats(0, 1), min_size=2, max_size=4),
+    st.lists(st.floats(0, 1), min_size=2, max_size=6),
     st.integers(1, 40),
     st.integers(0, 10),
 )
+@example([0.019, 0.534, 0.169, 0.01, 0.041, 0.226], 4, 0)
 @settings(max_examples=80, deadline=None)
-def test_floors_hold_in_every_window_of_ten_rounds(shares, n, seed):
+def test_floors_hold_in_every_window_of_rounds_but_for_two_tasks(shares, n, seed):
     floors = [share / max(1.0, sum(shares)) for share in shares]
-    owed, rounds = [0.0] * len(floors), []
+    owed, rounds, most = [0.0] * len(floors), [], [n] * len(floors)
     for step in range(40):
         weights = [1.0 + (step + seed + i) % 5 for i in range(len(floors))]
-        counts, owed = allocate(n, floors, weights, owed)
+        counts, owed = allocate(n, floors, weights, owed, most)
         assert sum(counts) == n and min(counts) >= 0
         rounds.append(counts)
     for start in range(30):
         for env, floor in enumerate(floors):
-            got = sum(row[env] for row in rounds[start : start + 10])
-            assert got > 10 * n * floor - len(floors)
+            for stop in (start + 1, start + 10, 40):
+                got = sum(row[env] for row in rounds[start:stop])
+                assert got > (min(stop, 40) - start) * n * floor - 2
+
+
+@given(st.data(), st.integers(2, 4), st.integers(1, 20))
+@settings(max_examples=80, deadline=None)
+def test_no_environment_is_asked_for_more_than_it_has(data, k, n):
+    floors = data.draw(st.lists(st.floats(0, 1 / k), min_size=k, max_size=k))
+    weights = data.draw(st.lists(st.floats(0, 9), min_size=k, max_size=k))
+    most, owed = data.draw(st.lists(st.integers(0, n), min_size=k, max_size=k)), [0.0] * k
+    n = min(n, sum(most))
+    for _ in range(5):
+        counts, owed = allocate(n, floors, weights, owed, most)
+        assert sum(counts) == n and all(0 <= c <= m for c, m in zip(counts, most, strict=True))
+        assert all(-1e-6 < one < 2 for one in owed)
+
+
+@pytest.mark.parametrize("refills", [False, True])
+@pytest.mark.parametrize("chosen", [InOrder(), Learnability(), Learnability(pool=40, rest=1)])
+def test_a_small_environment_gives_what_it_has_and_the_others_the_rest(chosen, refills):
+    """Its tasks are the ones with signal, and its floor asks for more of them than there are."""
+    envs = [[part("few", prefix="few", floor=0.9, make=Few)], [part("a", prefix="a")]]
+    source = open_source(envs, chosen, 0, apart=refills)
+    own = []
+    for step in range(12):
+        tasks = source.next(7)
+        own.append(sum(task.id.startswith("few/") for task in tasks))
+        source.observe(played(tasks, step, lambda task: 4 * task.id.startswith("few/")))
+    assert max(own) == 5 and sum(own[-4:]) >= 5  # it is not left out for good
+    if not getattr(chosen, "rest", 0) + refills:
+        assert own == [5] * 12
+
+
+def test_an_environment_that_is_not_played_in_a_round_chose_nothing_in_it():
+    envs = [[part("a", prefix="a", floor=1.0)], [part("b", prefix="b")]]
+    source = open_source(envs, Learnability(pool=30), 0)
+    source.observe(played(source.next(3), 0, lambda task: 4))
+    assert source.news()["b"]["chosen"] == [] and len(source.news()["a"]["chosen"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        (InOrder(), "the environments have 10 tasks"),
+        (Learnability(), "holds 10 tasks, and rounds of 11 tasks"),
+    ],
+)
+def test_environments_that_together_have_too_few_tasks_are_refused_before_play(chosen, sentence):
+    envs = [[part("a", prefix="a", make=Few)], [part("b", prefix="b", make=Few)]]
+    with pytest.raises(ConfigError, match=sentence):
+        open_source(envs, chosen, 0).refuse_rounds(11, 1)
+    open_source(envs, chosen, 0).refuse_rounds(10, 1)
 
 
 def test_a_mixture_keeps_its_floors_and_goes_on_from_its_state():
@@ -314,8 +366,8 @@ def test_environments_in_order_share_evenly():
     assert [task.id for task in source.next(4)] == ["a/0", "a/1", "b/0", "b/1"]
     with pytest.raises(ConfigError, match="is not one of the environments"):
         open_source(envs, InOrder(), 0, open_source(envs[:1], InOrder(), 0).state())
-    few = [[part("a", prefix="a")], [part("b", prefix="b", make=Few)]]
-    with pytest.raises(ConfigError, match="env 'b': few-v0 has 5 tasks"):
+    few = [[part("a", prefix="a", make=Few)], [part("b", prefix="b", make=Few)]]
+    with pytest.raises(ConfigError, match="a draw of 14 tasks finds 10 that may be played"):
         open_source(few, InOrder(), 0).next(14)
 
 
