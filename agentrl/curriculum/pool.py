@@ -293,7 +293,8 @@ class PoolSource:
         if not found:
             raise ConfigError(
                 f"curriculum.start={self._settings.start!r} counts none of the pool's tasks:"
-                " profile the split 'train' of this environment with the run's seed"
+                " profile the split 'train' of this environment with the run's seed, and with --set"
+                " NAME=VALUE for each of its settings in env_settings"
             )
         passed, scored = zip(*found.values(), strict=True)
         self.beliefs = self.beliefs.observed(list(found), passed, scored, _PROFILED)

@@ -131,7 +131,6 @@ def test_groups_that_failed_say_nothing_of_the_pass_rate_of_all_tasks(failed):
         p_N = rng.beta(0.3, 0.9, 100)
         source = PoolSource([part()], UniformPool(pool=100), int(rng.integers(1 << 30)))
 
-
         def passes(task, p_N=p_N):
             return None if rng.random() < failed else rng.binomial(4, p_N[int(task.id)])
 
@@ -246,7 +245,10 @@ def test_a_profile_is_begun_with(tmp_path):
         (None, "does not exist: write it with agentrl profile --save"),
         ("{}", r"is no file of agentrl profile --save \('pass_rates'\)"),
         ('{"pass_rates": {"0": [9, 8]}, "prior": [1, 1]}', "has counts that cannot be"),
-        ('{"pass_rates": {"x": [1, 8]}, "prior": [1, 1]}', "counts none of the pool's tasks"),
+        (
+            '{"pass_rates": {"x": [1, 8]}, "prior": [1, 1]}',
+            "counts none of .* --set",
+        ),
     ],
 )
 def test_a_file_that_is_no_profile_of_the_pool_is_refused(tmp_path, text, sentence):

@@ -71,7 +71,8 @@ class RunTasks:
         """Of each environment with held-out tasks that it trains on, a sentence of warning."""
         found = []
         for part in self._parts:
-            own = [one for one in self.held_out if one.id.startswith(part.prefix)]
+            begins = f"{part.prefix}/" if part.prefix else ""
+            own = [one for one in self.held_out if one.id.startswith(begins)]
             seed = derive_seed(self._config.seed, "train", 0)
             if said := overlap_words(find_overlap(part.make(), own, "test", seed) if own else None):
                 found.append(said)
