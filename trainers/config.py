@@ -345,14 +345,15 @@ def _where_else(kind: type[BaseModel], loc: tuple[Any, ...], value: Any) -> str:
     tables = {name: table for name in kind.model_fields if (table := _table(kind, name))}
     if homes := [name for name, table in tables.items() if last in table.model_fields]:
         return f"it stands in a table: {homes[0]} = {{{last} = …}}"
+    owners = [f"'{name}'" for name, one in SAMPLERS.items() if last in one.model_fields]
+    if owners and kind in SAMPLERS.values():
+        return f"{last} belongs to sampler {' or '.join(owners)}"
     if peer := peer_hint(field, value):
         return peer
     if near := difflib.get_close_matches(last, kind.model_fields, n=1):
         return f"did you mean {near[0]!r}?"
-    hint = f"settings are {', '.join(kind.model_fields)}"
-    if kind is TrainConfig:
-        hint += "; options of the recipe stand in its table: loss = {…}"
-    return hint
+    more = "; options of the recipe stand in its table: loss = {…}" if kind is TrainConfig else ""
+    return f"settings are {', '.join(kind.model_fields)}{more}"
 
 
 def _table(kind: type[BaseModel], name: Any) -> type[BaseModel] | None:

@@ -34,7 +34,9 @@ class Estimate:
     n_tasks: int
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The normal interval of that level."""
+        """The normal interval of that level. It holds too seldom where few tasks are drawn and
+        almost none of their episodes pass.
+        """
         half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(self.variance)
         return self.value - half, self.value + half
 

@@ -7,27 +7,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.curriculum.pool import PoolSource
-from agentrl.curriculum.source import TaskSource
+from agentrl.curriculum.source import Uniform
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Group
 from agentrl.types import Task
 
 
 def allocate(
-    n: int, floors: Sequence[float], weights: Sequence[float], owed: Sequence[float]
+    n: int,
+    floors: Sequence[float],
+    weights: Sequence[float],
+    owed: Sequence[float],
+    most: Sequence[int],
 ) -> tuple[list[int], list[float]]:
     """Tasks for each environment, n in all, and what is owed to each after them.
 
-    What a floor promises adds up in `owed` until it is a whole task, so that over any number of
-    draws an environment has at most one task less than its floor. The other tasks go by the
-    weights.
+    What a floor promises adds up in `owed` until it is a whole task; it stays below 2, so that over
+    any number of draws in a row an environment has less than two tasks fewer than its floor. What
+    a floor promises beyond the tasks that there are lapses. The other tasks go by the weights.
 
     Args:
         floors: least share of each; at most 1 in sum.
         weights: by which what is left is shared; not negative.
-        owed: tasks that earlier draws left open, each below 1 or little more.
+        owed: tasks that earlier draws left open.
+        most: tasks that each can give; at least n in sum.
     """
     due = [left + share * n for left, share in zip(owed, floors, strict=True)]
+    due = [
+        one - max(0, math.floor(one + 1e-9) - cap) if cap < n else one
+        for one, cap in zip(due, most, strict=True)
+    ]
     counts = [math.floor(one + 1e-9) for one in due]
     while sum(counts) > n:  # whole tasks came due at once: who is owed least waits
         waits = min(
@@ -35,18 +44,31 @@ def allocate(
         )
         counts[waits] -= 1
     owed = [one - count for one, count in zip(due, counts, strict=True)]
-    for i, more in enumerate(_apportion(n - sum(counts), weights)):
+    left = [cap - count for cap, count in zip(most, counts, strict=True)]
+    for i, more in enumerate(_apportion(n - sum(counts), weights, left)):
         counts[i] += more
     return counts, owed
 
 
-def _apportion(n: int, weights: Sequence[float]) -> list[int]:
-    """n as whole numbers in proportion to the weights, by largest remainder."""
-    total = math.fsum(weights)
-    exact = [n * (weight / total if total > 0 else 1 / len(weights)) for weight in weights]
-    counts = [math.floor(one) for one in exact]
-    by_rest = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
-    for i in by_rest[: n - sum(counts)]:
+def _apportion(n: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
+    """n as whole numbers in proportion to the weights, by largest remainder; where one would be
+    above its `most` it is that, and the others share the rest.
+    """
+    counts, exact = [0] * len(most), dict.fromkeys(range(len(most)), 0.0)
+    while exact:
+        total = math.fsum(weights[i] for i in exact)
+        exact = {i: n * (weights[i] / total if total > 0 else 1 / len(exact)) for i in exact}
+        full = [i for i in exact if exact[i] >= most[i]]
+        if not full:
+            break
+        for i in full:
+            counts[i] = most[i]
+            n -= most[i]
+            del exact[i]
+    for i in exact:
+        counts[i] = math.floor(exact[i])
+    by_rest = sorted(exact, key=lambda i: (counts[i] - exact[i], i))
+    for i in by_rest[: n - sum(counts[i] for i in exact)]:
         counts[i] += 1
     return counts
 
@@ -55,7 +77,7 @@ class Mixture:
     """A source over the sources of several environments.
 
     Tasks beyond the floors go where a group is likeliest to have signal; environments whose tasks
-    come in order share them evenly.
+    come in order share them evenly. What an environment has too few tasks for, the others play.
 
     Args:
         sources: environment's name -> source, whose task ids begin with that name.
@@ -65,7 +87,7 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Mapping[str, TaskSource],
+        sources: Mapping[str, PoolSource | Uniform],
         floors: Mapping[str, float],
         state: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,15 +95,34 @@ class Mixture:
         owed = state["owed"] if state else {}
         self._owed = [float(owed.get(name, 0.0)) for name in self._sources]
 
+    def refuse_rounds(self, tasks: int, draws: int) -> None:
+        """Raise ConfigError where the environments together may have too few tasks for rounds of so
+        many tasks, drawn at most so often.
+        """
+        pools = [one for one in self._sources.values() if isinstance(one, PoolSource)]
+        if pools:
+            pools[0].refuse_rounds(tasks, draws, sum(map(len, pools)))
+        elif (held := sum(one.most(tasks) for one in self._sources.values())) < tasks:
+            raise ConfigError(
+                f"the environments have {held} tasks in split 'train', fewer than the {tasks} of"
+                " one round: lower tasks_per_step"
+            )
+
     def next(self, n: int) -> list[Task]:
         """The next n tasks, those of one environment beside each other.
 
         Raises:
-            ConfigError: an environment has fewer than its part.
+            ConfigError: the environments together have fewer that may be played.
         """
+        most = [source.most(n) for source in self._sources.values()]
+        if sum(most) < n:
+            raise ConfigError(
+                f"a draw of {n} tasks finds {sum(most)} that may be played in all environments:"
+                " lower tasks_per_step or curriculum.rest, or raise curriculum.pool"
+            )
         sources = list(self._sources.values())
         weights = [one.expected_signal() if isinstance(one, PoolSource) else 1.0 for one in sources]
-        counts, self._owed = allocate(n, list(self._floors.values()), weights, self._owed)
+        counts, self._owed = allocate(n, list(self._floors.values()), weights, self._owed, most)
         tasks: list[Task] = []
         for (name, source), count in zip(self._sources.items(), counts, strict=True):
             try:
@@ -103,9 +144,9 @@ class Mixture:
         return [found[task.id] for task in tasks]
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Show every source its own groups."""
-        for name, source in self._sources.items():
-            source.observe([group for group in groups if env_of(group.task.id) == name])
+        """Show every source all groups: those of others tell it which round it is."""
+        for source in self._sources.values():
+            source.observe(groups)
 
     def metrics(self) -> dict[str, float]:
         """Those of every source, as `curriculum/ENV/…`."""

@@ -9,7 +9,7 @@ from agentrl.curriculum.mixture import Mixture
 from agentrl.curriculum.parts import Part
 from agentrl.curriculum.pool import PoolSource
 from agentrl.curriculum.settings import InOrder, PoolSettings
-from agentrl.curriculum.source import TaskSource, Uniform
+from agentrl.curriculum.source import Uniform
 from agentrl.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def open_source(
     seed: int,
     state: Mapping[str, Any] | None = None,
     apart: bool = False,
-) -> TaskSource:
+) -> PoolSource | Mixture | Uniform:
     """The source of a run's tasks.
 
     Args:
@@ -52,7 +52,7 @@ def _one(
     seed: int,
     state: Mapping[str, Any] | None,
     apart: bool,
-) -> TaskSource:
+) -> PoolSource | Uniform:
     before = state.get("sampler", "in_order") if state else settings.sampler  # type: ignore[union-attr]
     if isinstance(settings, InOrder):
         if before != "in_order":

@@ -41,12 +41,19 @@ class _Draw:
     expected_N: Floats
     seen: dict[int, float | None] = field(default_factory=dict)
 
-    def estimate(self) -> Estimate:
-        """The mean pass rate over the pool; a task without a scored episode says nothing."""
+    def estimate(self) -> Estimate | None:
+        """The mean pass rate over the pool; None where no task has a scored episode.
+
+        Infrastructure is taken to fail any task alike: the chance to be drawn and scored is π times
+        the share of the drawn tasks that were scored.
+        """
         known = [(i, self.seen[int(p)]) for i, p in enumerate(self.at)]
         at = [i for i, rate in known if rate is not None]
+        if not at:
+            return None
         rates = np.array([rate for _, rate in known if rate is not None], dtype=np.float64)
-        return over_all_tasks(rates, self.expected_N[self.at[at]], self.pi[at], self.expected_N)
+        pi = self.pi[at] * (len(at) / len(self.at))
+        return over_all_tasks(rates, self.expected_N[self.at[at]], pi, self.expected_N)
 
 
 class PoolSource:
@@ -57,8 +64,9 @@ class PoolSource:
         settings: of the sampler.
         seed: of the run.
         state: of an earlier source, to go on where it stopped.
-        apart: whether a round may draw more than once, so that no task of the last round may be
-            drawn again (`Rounds`).
+        apart: whether a round may draw more than once (`Rounds`). A task then rests for one round
+            more, because the first draw of a round cannot be told from a later one of the round
+            before, and no draw has a task of an earlier draw of its round.
 
     Attributes:
         beliefs: what is believed of each task, in the order of the pool.
@@ -78,16 +86,19 @@ class PoolSource:
     ) -> None:
         self._parts, self._settings, self._seed = parts, settings, seed
         self._weigh = weigh_of(settings)
-        self._rest = max(settings.rest, int(apart))
+        self._rest = settings.rest + apart
         saved = state or {}
         self._draws: int = saved.get("draws", 0)
         self._round: int = saved.get("round", -1)
         self._stage: int = saved.get("stage", 0)
         self._positions: dict[int, int] = {int(k): v for k, v in saved.get("moved", [])}
         self._pending: dict[str, _Draw] = {}
-        self._news: dict[str, Any] = {}
+        self._news: dict[str, Any] = {"chosen": []}
         self._metrics: dict[str, float] = {}
-        self._fill()
+        self._fill(saved.get("taken", []))
+        self._drawn_N = np.full(len(self), -1, dtype=np.int64)
+        for place, last in saved.get("drawn", []):
+            self._drawn_N[place] = last
         profile = _read_profile(settings.start) if settings.start else {}
         prior = tuple(profile.get("prior", settings.prior))
         self.beliefs = Beliefs.of(self._levels, (prior[0], prior[1]))
@@ -99,14 +110,22 @@ class PoolSource:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def refuse_rounds(self, tasks: int, draws: int) -> None:
+    def most(self, n: int) -> int:
+        """How many of n tasks a draw may have: no more than do not rest."""
+        return min(n, int((~self._resting_N).sum()))
+
+    def refuse_rounds(self, tasks: int, draws: int, held: int | None = None) -> None:
         """Raise ConfigError where rounds of so many tasks, drawn at most so often, could run out of
         tasks that do not rest.
+
+        Args:
+            held: tasks in the pools of all environments that share the rounds; None: of this one.
         """
-        if len(self) < (need := tasks * draws * (self._rest + 1)):
+        held = len(self) if held is None else held
+        if held < (need := tasks * (draws * self._rest + 1)):
             raise ConfigError(
-                f"the pool holds {len(self)} tasks, and rounds of {tasks} tasks, {draws} draws and"
-                f" rest={self._rest} may need {need}: raise curriculum.pool, or lower"
+                f"the pool holds {held} tasks, and rounds of {tasks} tasks, {draws} draws and"
+                f" rest={self._settings.rest} may need {need}: raise curriculum.pool, or lower"
                 " tasks_per_step or curriculum.rest"
             )
 
@@ -118,10 +137,8 @@ class PoolSource:
         """
         believed = self.beliefs.informed()
         rng = np.random.default_rng(derive_seed(self._seed, self._name, "draw", self._draws))
-        last_N = self.beliefs.last_N
-        may_N = ~((last_N >= 0) & (last_N > self._round - self._rest))
         weights_N = self._weigh(believed, rng)
-        pi_N = samplers.inclusion(weights_N, n, self._settings.explore, may_N)
+        pi_N = samplers.inclusion(weights_N, n, self._settings.explore, ~self._resting_N)
         at = samplers.systematic_sample(pi_N, rng)
         self._draws += 1
         draw = _Draw(at, pi_N[at], believed.mean_N)
@@ -145,20 +162,21 @@ class PoolSource:
         return float(pi_N @ group_signal(believed.alpha_N, believed.beta_N, group_size))
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Learn from groups of tasks that were handed out; others are left alone."""
+        """Learn from groups of tasks that were handed out; others say which round it is."""
         own = [group for group in groups if group.task.id in self._place]
-        if not own:
+        if not groups:
             return
-        step = max(group.episodes[0].key.step for group in own)
+        step = max(group.episodes[0].key.step for group in groups)
         if step > self._round:
             if self._round >= 0:
                 rounds = step - self._round
                 self.beliefs = self.beliefs.moved(rounds, self._settings.drift)
-            self._round, self._news, self._metrics = step, {}, {}
+            self._round, self._news, self._metrics = step, {"chosen": []}, {}
         passes = [[one.passed for one in group.episodes] for group in own]
         passed = [sum(one is True for one in group) for group in passes]
         scored = [sum(one is not None for one in group) for group in passes]
         at = [self._place[group.task.id] for group in own]
+        self._drawn_N[at] = step
         counted = [i for i, count in enumerate(scored) if count]
         self.beliefs = self.beliefs.observed(
             [at[i] for i in counted],
@@ -192,7 +210,9 @@ class PoolSource:
         return self._news
 
     def state(self) -> dict[str, Any]:
-        """Draws, rounds, beliefs of the tasks that were played, and which tasks the pool holds."""
+        """Draws, rounds, beliefs of the tasks that were played, which of them rest, and which tasks
+        the pool holds.
+        """
         beliefs = self.beliefs
         rows = [
             [int(place), float(a), float(b), int(last)]
@@ -207,6 +227,8 @@ class PoolSource:
             "round": self._round,
             "stage": self._stage,
             "moved": sorted(self._positions.items()),
+            "taken": list(self._taken),
+            "drawn": [[int(p), int(self._drawn_N[p])] for p in np.flatnonzero(self._resting_N)],
             "beliefs": {"tasks": len(self), "rows": rows},
         }
 
@@ -214,8 +236,18 @@ class PoolSource:
     def _name(self) -> str:
         return self._parts[0].env
 
-    def _fill(self) -> None:
-        """Draw the pool: of every level as many tasks as it has places."""
+    @property
+    def _resting_N(self) -> NDArray[np.bool_]:
+        """Which tasks may not be drawn. A task whose group failed was drawn all the same."""
+        return (self._drawn_N >= 0) & (self._drawn_N > self._round - self._rest)
+
+    def _fill(self, taken: Sequence[int]) -> None:
+        """Draw the pool: of every level as many tasks as it has places, then those that came after.
+
+        Args:
+            taken: of each level, how many tasks its stream had given; a task with the id of one in
+                the pool was given and found no place.
+        """
         share, more = divmod(self._settings.pool, len(self._parts))
         self._streams, self._taken = [], [0] * len(self._parts)
         tasks: list[Task] = []
@@ -231,6 +263,8 @@ class PoolSource:
         for place, position in sorted(self._positions.items(), key=lambda pair: pair[1]):
             level = levels[place]
             self._tasks[place] = self._take(level, position - self._taken[level] + 1)[-1]
+        for level, count in enumerate(taken):
+            self._take(level, max(0, count - self._taken[level]))
         self._place = {task.id: place for place, task in enumerate(self._tasks)}
         if len(self._place) < len(self._tasks):
             twice = _first_twice(task.id for task in self._tasks)
@@ -259,7 +293,8 @@ class PoolSource:
         if not found:
             raise ConfigError(
                 f"curriculum.start={self._settings.start!r} counts none of the pool's tasks:"
-                " profile the split 'train' of this environment with the run's seed"
+                " profile the split 'train' of this environment with the run's seed, and with --set"
+                " NAME=VALUE for each of its settings in env_settings"
             )
         passed, scored = zip(*found.values(), strict=True)
         self.beliefs = self.beliefs.observed(list(found), passed, scored, _PROFILED)
@@ -274,15 +309,14 @@ class PoolSource:
             if draw is None:
                 continue
             draw.seen[place] = rate
-            self._news.setdefault("chosen", []).append(group.task.id)
+            self._news["chosen"].append(group.task.id)
             if len(draw.seen) == len(draw.at) and not group.episodes[0].key.draw:
-                estimate = draw.estimate()
+                if (estimate := draw.estimate()) is None:
+                    continue
                 low, high = estimate.interval()
                 known = [one for one in draw.seen.values() if one is not None]
                 self._metrics |= {"pass_all": estimate.value, "pass_all_low": low}
-                self._metrics |= {"pass_all_high": high}
-                if known:
-                    self._metrics["pass_played"] = sum(known) / len(known)
+                self._metrics |= {"pass_all_high": high, "pass_played": sum(known) / len(known)}
 
     def _move_on(self, at: Iterable[int]) -> None:
         """Retire what is solved, and say so where the stage of difficulty has moved."""
@@ -304,7 +338,7 @@ class PoolSource:
         self._news.setdefault("retired", []).append(old.id)
         del self._place[old.id]
         self._tasks[place], self._place[found[0].id] = found[0], place
-        self._positions[place] = self._taken[level] - 1
+        self._positions[place], self._drawn_N[place] = self._taken[level] - 1, -1
         b, prior = self.beliefs, self.beliefs.prior
         alpha_N, beta_N, last_N = b.alpha_N.copy(), b.beta_N.copy(), b.last_N.copy()
         alpha_N[place], beta_N[place], last_N[place] = *prior, -1

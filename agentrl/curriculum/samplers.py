@@ -161,7 +161,7 @@ def systematic_sample(pi_N: Floats, rng: np.random.Generator) -> NDArray[np.int6
     sure = np.flatnonzero(pi_N >= _CERTAIN)
     places = np.flatnonzero((pi_N > 0) & (pi_N < _CERTAIN))
     chances = pi_N[places]
-    if len(places) > _LARGE and n > len(sure):
+    if len(places) > _LARGE and len(sure) < n <= len(sure) + _LARGE // 4:
         places, chances = _thinned(places, chances, n - len(sure), rng)
     order = rng.permutation(len(places))
     drawn = places[order[_systematic(chances[order], n - len(sure), rng)]]
@@ -184,11 +184,15 @@ def _thinned(
 ) -> tuple[NDArray[np.int64], Floats]:
     """About `_LARGE` of the places or fewer, and for each the chance that is left: what a place has
     to be in the part, times what it has there, is its chance.
+
+    Both are at most 1 where n is at most `_LARGE` / 4: rounding `count` up at most doubles it, for
+    which a place is kept from half of the chance that would be sure.
     """
-    kept = chances * (_LARGE / 4 / n) >= 1
+    more = _LARGE / 4 / n
+    kept = chances * more >= 0.5
     others = np.flatnonzero(~kept)
     mass = float(chances[others].sum())
-    count = math.floor(mass * _LARGE / 4 / n)
+    count = math.ceil(mass * more)
     drawn = others[_systematic(chances[others], count, rng)]
     left = np.full(len(drawn), mass / max(1, count))
     return np.concatenate([places[kept], places[drawn]]), np.concatenate([chances[kept], left])

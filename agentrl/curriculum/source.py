@@ -70,6 +70,14 @@ class Uniform:
         self._epoch: int = state["epoch"] if state else 0
         self._drawn: int = state["drawn"] if state else 0
         self._stream: Iterator[Task] = islice(epoch(self._epoch), self._drawn, None)
+        self._sought = self._found = 0
+
+    def most(self, n: int) -> int:
+        """How many of n tasks one draw may have: no more than an epoch."""
+        if n > self._sought:
+            self._sought = n
+            self._found = sum(1 for _ in islice(self._tasks_of(self._epoch), n))
+        return min(n, self._found)
 
     def next(self, n: int) -> list[Task]:
         """The next `n` tasks.

@@ -65,6 +65,26 @@ def test_a_task_is_drawn_as_often_as_its_chance_says(monkeypatch, large):
     assert (np.abs(counts_N / 8000 - pi_N) < 4.5 * spread_N).all()
 
 
+@given(
+    st.lists(st.one_of(st.floats(1e-9, 1e-3), st.floats(0.1, 1e3)), min_size=12, max_size=60),
+    st.integers(1, 12),
+    st.integers(0, 9),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_thinned_pool_gives_as_many_tasks_and_none_twice(weights, n, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samplers, "_LARGE", 10)
+        pi_N = samplers.inclusion(np.array(weights), n, 1e-9)
+        at = samplers.systematic_sample(pi_N, np.random.default_rng(seed))
+    assert len(at) == n == len(set(at.tolist()))
+
+
+def test_a_large_draw_from_a_large_pool_has_no_task_twice():
+    rng = np.random.default_rng(0)
+    at = samplers.systematic_sample(samplers.inclusion(rng.random(100_000), 20_000, 0.1), rng)
+    assert len(at) == 20_000 == len(set(at.tolist()))
+
+
 def test_what_each_sampler_prefers():
     beliefs, rng = beliefs_of(0.02, 0.3, 0.5, 0.97), np.random.default_rng(0)
     weights = {name: weigh(beliefs, rng) for name, weigh in ALL.items()}

@@ -10,7 +10,6 @@ from typing import Any
 from agentrl.curriculum.mixture import env_of
 from agentrl.curriculum.opening import open_source
 from agentrl.curriculum.parts import Part, parts_of
-from agentrl.curriculum.pool import PoolSource
 from agentrl.curriculum.source import TaskSource, Uniform
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
@@ -72,7 +71,8 @@ class RunTasks:
         """Of each environment with held-out tasks that it trains on, a sentence of warning."""
         found = []
         for part in self._parts:
-            own = [one for one in self.held_out if one.id.startswith(part.prefix)]
+            begins = f"{part.prefix}/" if part.prefix else ""
+            own = [one for one in self.held_out if one.id.startswith(begins)]
             seed = derive_seed(self._config.seed, "train", 0)
             if said := overlap_words(find_overlap(part.make(), own, "test", seed) if own else None):
                 found.append(said)
@@ -108,7 +108,7 @@ class RunTasks:
         """
         config = self._config
         source = open_source(self._envs, config.curriculum, config.seed, state, refills)
-        if isinstance(source, PoolSource):
+        if not isinstance(source, Uniform):  # `_check` has looked at its tasks
             source.refuse_rounds(config.tasks_per_step, MAX_DRAWS if refills else 1)
         return source
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from itertools import chain
 
 import pytest
 from helpers import process
@@ -17,6 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import read_config
 from agentrl.trainers.online.run import Run
+from agentrl.trainers.online.tasks import RunTasks
 
 TWO = {
     "env": [
@@ -105,6 +107,11 @@ def test_killed_and_resumed_the_same_tasks_are_chosen(model, tmp_path):
         ('env = "calc-v0"', ["curriculum.explore=0.2"], "curriculum.sampler=None: must be"),
         ('env = "calc-v0"', ["curriculum.sampler=band", "curriculum.lwo=0.1"],
          "'curriculum.lwo' is unknown: did you mean 'low'"),
+        ('env = "calc-v0"\ncurriculum = {sampler = "staged", target = 0.5, levels = [{}, {}]}',
+         ["curriculum.sampler=uniform"],
+         "'curriculum.target' is unknown: target belongs to sampler 'staged'"),
+        ('env = "calc-v0"', ["curriculum.sampler=thompson", "curriculum.sharpness=2"],
+         "sharpness belongs to sampler 'learnability' or 'mgpo'"),
         ('env = "calc-v0"', ["curriculum.sampler=uniform", "curriculum.pool=8"],
          "curriculum.pool=8 holds fewer than the 32 tasks"),
         ('env = "calc-v0"', ["curriculum.sampler=uniform", "curriculum.group_most=4"],
@@ -124,6 +131,26 @@ def test_wrong_settings_get_one_sentence(tmp_path, lines, sets, sentence):
     toml.write_text(f'model = "m"\n{lines}\n')
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_config(toml, sets)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": [{"id": PARITY, "name": "math"}, {"id": TOLD, "name": "math2"}]},
+        {"curriculum": {"sampler": "uniform", "levels": [{}] * 11}, "held_out": {"tasks": 22}},
+        {},
+    ],
+    ids=["names", "levels", "one"],
+)
+def test_held_out_tasks_are_compared_with_their_own_environment_only(model, monkeypatch, change):
+    tasks = RunTasks(settings(model, **change))
+    compared = []
+    monkeypatch.setattr(
+        "agentrl.trainers.online.tasks.find_overlap",
+        lambda env, own, split, seed: compared.append([one.id for one in own]),
+    )
+    assert tasks.overlaps() == []
+    assert sorted(chain(*compared)) == sorted(one.id for one in tasks.held_out)
 
 
 def test_every_option_can_be_set_and_is_recorded(model, tmp_path):
