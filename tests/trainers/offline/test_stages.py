@@ -168,8 +168,7 @@ def test_new_adapters_are_drawn_from_the_seed(world: Path, tmp_path: Path) -> No
         return [row["train/loss"] for row in read_metrics(run / "metrics.jsonl")]
 
     assert losses("sft", 0, 1) == losses("sft", 0, 2)
-    first = losses("preference", 0, 1)
-    assert first == losses("preference", 0, 2) != losses("preference", 5, 1)
+    assert losses("preference", 0, 1) == losses("preference", 0, 2) != losses("preference", 5, 1)
 
 
 @pytest.mark.parametrize("batch", [16, 8])
@@ -253,9 +252,8 @@ def test_wrong_settings_stop_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said_by = (("b", True), ("too long " * 99, False))
-    one = [{"prompt": "a", "response": text, "label": label} for text, label in said_by]
-    write_rows(tmp_path / "one.jsonl", one)
+    one = {"prompt": "a", "response": "b", "label": True}
+    write_rows(tmp_path / "one.jsonl", [one, one | {"response": "long " * 99, "label": False}])
     with pytest.raises(UserError, match=said):
         run_stage(stage(world, "preference", **more), tmp_path / "run")
     assert not (tmp_path / "run/config.toml").exists()
