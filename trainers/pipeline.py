@@ -12,7 +12,7 @@ import tomli_w
 
 from agentrl.errors import ConfigError
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
-from agentrl.records.files import write_json_atomic
+from agentrl.records.files import write_bytes_atomic, write_json_atomic
 from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import console, episode_bar
@@ -217,8 +217,7 @@ def _claim(row: Row, folder: Path, resume: bool) -> None:
                 " choose another --out"
             )
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    write_bytes_atomic(path, text.encode())
 
 
 def _read(config: Path, overrides: Sequence[str]) -> Row:
@@ -264,9 +263,12 @@ def _show(row: Mapping[str, Any]) -> None:
 
 def _headline(result: Mapping[str, Any]) -> str:
     """What a stage changed on held-out rows, in one line."""
+    before, after = result["before"], result["after"]
+    if before.get("ties") == 1:  # the policy was the reference: nothing was right or wrong yet
+        before = {name: value for name, value in before.items() if name != "accuracy"}
     shown = [
-        f"{name} {result['before'].get(name, float('nan')):.3f} -> {value:.3f}"
-        for name, value in result["after"].items()
+        f"{name} {before[name]:.3f} -> {value:.3f}" if name in before else f"{name} {value:.3f}"
+        for name, value in after.items()
         if isinstance(value, float)
     ]
     shown += card_lines(result["card"])

@@ -93,10 +93,19 @@ def aligner(
         # TRL insists on this order, so that a row keeps its neighbours: the rows come shuffled.
         kto = KTOConfig(**common, **theirs, max_length=None, train_sampling_strategy="sequential")
         collate = partial(label_batch, pad_id=pad_id)
-        return token_exact("KTOTrainer")(args=kto, data_collator=collate, **given)
+        return _without_copy(token_exact("KTOTrainer")(args=kto, data_collator=collate, **given))
     dpo = DPOConfig(**common, **theirs, max_length=None)
     collate = partial(pair_batch, pad_id=pad_id)
-    return token_exact("DPOTrainer")(args=dpo, data_collator=collate, **given)
+    return _without_copy(token_exact("DPOTrainer")(args=dpo, data_collator=collate, **given))
+
+
+def _without_copy(trainer: Any) -> Any:
+    """Without TRL's frozen copy of the adapters: they are new, so the policy without them is the
+    reference, and a Trainer that finds two adapters in a checkpoint leaves the trained one out.
+    """
+    if "ref" in getattr(trainer.model, "peft_config", {}):
+        trainer.model.delete_adapter("ref")
+    return trainer
 
 
 def token_exact(name: str) -> Any:
@@ -111,10 +120,25 @@ def token_exact(name: str) -> Any:
 
 def own_trainer(parts: Alignment) -> Any:
     """A Trainer that minimises one of our own losses of pairs."""
-    from transformers import Trainer
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import ExportableState
+
+    class _Baseline(TrainerCallback, ExportableState):
+        """β-DPO's running mean of margins; a Trainer writes its state into each checkpoint."""
+
+        value = 0.0
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {}, "attributes": {"value": self.value}}
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            kept = state.stateful_callbacks.get(type(self).__name__, self.state())
+            self.value = kept["attributes"]["value"]
 
     class _OwnLoss(Trainer):
-        baseline = 0.0
+        def __init__(self, **given: Any) -> None:
+            self.baseline = _Baseline()
+            super().__init__(**given, callbacks=[self.baseline])
 
         def compute_loss(
             self, model: Any, inputs: Mapping[str, Tensor], *args: Any, **kwargs: Any
@@ -122,9 +146,9 @@ def own_trainer(parts: Alignment) -> Any:
             scores = pair_scores(model, inputs, parts)
             options = dict(parts.options)
             if "alpha" in options:
-                options["baseline"] = self.baseline
+                options["baseline"] = self.baseline.value
                 seen = options["beta"] * float(scores.delta_B.detach().mean())
-                self.baseline += (1 - BASELINE_DECAY) * (seen - self.baseline)
+                self.baseline.value += (1 - BASELINE_DECAY) * (seen - self.baseline.value)
             assert parts.objective.loss is not None
             return parts.objective.loss(scores, **options).mean()
 
@@ -161,13 +185,14 @@ def pair_batch(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Tens
 
 def label_batch(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Tensor]:
     """B labelled rows, and B mismatched ones for KTO's z₀: each prompt with its neighbour's
-    response.
+    response. A row alone has no neighbour: its mismatched one says nothing, which leaves z₀ at 0.
     """
     own = [(list(row["ids"]), list(row["mask"])) for row in rows]
     mixed = []
     for (ids, mask), (other_ids, other_mask) in zip(own, [own[-1], *own[:-1]], strict=True):
         here, there = mask.index(1), other_mask.index(1)
-        mixed.append((ids[:here] + other_ids[there:], mask[:here] + other_mask[there:]))
+        said = other_mask[there:] if len(own) > 1 else [0] * len(other_mask[there:])
+        mixed.append((ids[:here] + other_ids[there:], mask[:here] + said))
     kl = {f"KL_{name}": tensor for name, tensor in _padded(mixed, pad_id).items()}
     return {**_padded(own, pad_id), **kl, "label": torch.tensor([row["label"] for row in rows])}
 

@@ -62,10 +62,10 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
 
     Returns:
         "prompts"; "length" (mean tokens of an answer) and "unfinished" (share), each "before" and
-        "after"; "kl", KL(after || before) per answer in nats, estimated on answers of the trained
-        model; where there is a judge, "judge" (its mean verdicts, before and after) and "win_rate"
-        of after over before, ties counting half; where there is an environment, "pass_at_1" before
-        and after, and "readiness" of the trained model (see `readiness`).
+        "after"; "kl", KL(after || before) per answer in nats, estimated on the "answers" (how many)
+        of the trained model; where there is a judge, "judge" (its mean verdicts, before and after)
+        and "win_rate" of after over before, ties counting half; where there is an environment,
+        "pass_at_1" before and after, and "readiness" of the trained model (see `readiness`).
     """
     asked = list(dict.fromkeys(prompts))[: card.prompts]
     found: dict[str, Any] = {"prompts": len(asked)}
@@ -101,6 +101,7 @@ def _answered(card: Card, whose: Subject, prompts: list[Messages]) -> dict[str, 
         "length": {name: fmean(a.tokens for a in side) for name, side in sides.items()},
         "unfinished": {name: fmean(not a.finished for a in side) for name, side in sides.items()},
         "kl": fmean(a - b for a, b in gaps),
+        "answers": len(after),
     }
     return found | (_judged(card.judge, before, after) if card.judge else {})
 
@@ -139,7 +140,11 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
         for name in ("pass_at_1", "judge", "length", "unfinished")
         if name in card and None not in card[name].values()
     ]
-    lines += [f"{name} {card[name]:.3f}" for name in ("kl", "win_rate") if name in card]
+    lines += [
+        f"{name} {card[name]:.3f} (n={card['answers']})"
+        for name in ("kl", "win_rate")
+        if name in card
+    ]
     if ready := card.get("readiness"):
         problems = "; ".join(ready["problems"])
         lines.append(f"not ready for RL: {problems}" if problems else "ready for RL")

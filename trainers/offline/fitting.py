@@ -25,7 +25,7 @@ class StagePlan:
     Attributes:
         steps: optimizer steps.
         micro_rows: of one forward pass.
-        accumulate: forward passes of one step.
+        accumulate: forward passes of one step; the last may be smaller.
     """
 
     steps: int
@@ -38,7 +38,7 @@ class StagePlan:
         batch = min(settings.batch_size, rows)
         micro = min(settings.micro_rows or batch, batch)
         steps = settings.steps or settings.epochs * math.ceil(rows / batch)
-        return cls(steps, micro, batch // micro)
+        return cls(steps, micro, math.ceil(batch / micro))
 
 
 def arguments(settings: StageSettings, plan: StagePlan, scratch: Path) -> dict[str, Any]:
@@ -72,14 +72,26 @@ def optimizers(settings: StageSettings, model: torch.nn.Module, steps: int) -> t
     return built, torch.optim.lr_scheduler.LambdaLR(built, lambda step: share(step, steps))
 
 
-def fit(trainer: Any, writer: MetricsWriter, listen: Listen, *, resume: bool) -> None:
-    """Train, record what is logged, and go on from the last checkpoint where there is one."""
+def fit(
+    trainer: Any,
+    writer: MetricsWriter,
+    listen: Listen,
+    claim: Callable[[], None],
+    *,
+    resume: bool,
+) -> None:
+    """Train, record what is logged, and go on from the last checkpoint where there is one.
+
+    Args:
+        claim: is called right before.
+    """
     from transformers.trainer_callback import PrinterCallback
 
     trainer.add_callback(_recorder(writer, listen))
     trainer.remove_callback(PrinterCallback)
     scratch = Path(trainer.args.output_dir)
     found = resume and any(scratch.glob("checkpoint-*"))
+    claim()
     trainer.train(resume_from_checkpoint=True if found else None)
 
 

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from agentrl.chat.tokens import Chat
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import MetricsWriter
 from agentrl.trainers.models.loading import load_policy, reference_of, save_policy
 from agentrl.trainers.offline import measure, reward
@@ -39,6 +41,7 @@ class StageWork:
         scratch: for checkpoints to go on from.
         split: the examples, as they were read.
         rows, held_out: the same as tokens.
+        claim: is called when all that could be refused was not, right before the first step.
     """
 
     settings: StageSettings
@@ -47,6 +50,7 @@ class StageWork:
     split: Split
     rows: list[Any]
     held_out: list[Any]
+    claim: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def _train_sft(
     resume: bool,
 ) -> Done:
     settings = work.settings
-    model = load_policy(settings.model, settings.compute)
+    model = _policy(settings)
     plan = StagePlan.of(settings, len(work.rows))
     rows = [SftRow.of(row) for row in work.rows]
     trainer = sft_trainer(
@@ -146,7 +150,7 @@ def _train_sft(
     )
     judge = partial(_likelihoods, work)
     before = judge(model)
-    fit(trainer, writer, listen, resume=resume)
+    fit(trainer, writer, listen, work.claim, resume=resume)
     after = judge(model)
     signs = []
     if before and after["nll"] > before["nll"]:
@@ -155,6 +159,13 @@ def _train_sft(
             " token): fewer epochs, or a smaller learning rate"
         )
     return Done(plan.steps, partial(save_policy, model), before, after, signs)
+
+
+def _policy(settings: StageSettings) -> Any:
+    """The model that trains; new adapters are drawn from the seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed % 2**63)
+        return load_policy(settings.model, settings.compute)
 
 
 def _likelihoods(work: StageWork, model: Any) -> dict[str, float]:
@@ -173,7 +184,9 @@ def _train_aligned(
 ) -> Done:
     settings = work.settings
     found, options = objective(settings.objective, settings.loss)
-    model = load_policy(settings.model, settings.compute)
+    if found.loss is None and len(work.rows) < 2:
+        raise UserError("KTO compares responses of a batch and got 1 row to train on: give more")
+    model = _policy(settings)
     reference = reference_of(model, settings.compute, settings.model)
     plan = StagePlan.of(settings, len(work.rows))
     signs = []
@@ -190,11 +203,11 @@ def _train_aligned(
     theirs = None if settings.compute.lora_rank and found.trl else reference
     parts = Alignment(model, work.chat.tokenizer, theirs, found, options)
     trainer = aligner(parts, work.rows, settings, plan, work.scratch)
-    fit(trainer, writer, listen, resume=resume)
+    fit(trainer, writer, listen, work.claim, resume=resume)
     after = judge(model)
     if after:
         signs += measure.outcome_signs(after)
-    return Done(plan.steps, partial(_save_aligned, model), before, after, signs)
+    return Done(plan.steps, partial(save_policy, model), before, after, signs)
 
 
 def _margins(work: StageWork, reference: Any, model: Any) -> dict[str, Any]:
@@ -212,12 +225,6 @@ def _labelled(work: StageWork, reference: Any, model: Any) -> dict[str, Any]:
     tokens, rows = work.settings.compute.micro_tokens, [row.row for row in work.held_out]
     then, now = (measure.response_logprobs(one, rows, tokens) for one in (reference, model))
     return measure.separated([row.desirable for row in work.held_out], rows, then, now)
-
-
-def _save_aligned(model: Any, folder: Path) -> None:
-    if "ref" in getattr(model, "peft_config", {}):
-        model.delete_adapter("ref")  # TRL's copy of the adapter that training began with
-    save_policy(model, folder)
 
 
 def _train_reward(
@@ -244,7 +251,7 @@ def _train_reward(
         return found
 
     before = judge()
-    fit(trainer, writer, listen, resume=resume)
+    fit(trainer, writer, listen, work.claim, resume=resume)
     after = judge()
     return Done(plan.steps, model.save_pretrained, before, after, reward.signs(after))
 

@@ -53,8 +53,9 @@ def compared(rows: Sequence[PairRow], then: PairLogprobs, now: PairLogprobs) -> 
 
     Returns:
         "margin" (mean of Δ = the chosen ratio minus the rejected one, in nats), "accuracy" (share
-        of Δ > 0), "preferred" (share of pairs whose chosen response is likelier per token), and
-        how "chosen" and "rejected" moved, in nats per token.
+        of Δ > 0), "ties" (share of Δ = 0: all, where the policy is the reference), "preferred"
+        (share of pairs whose chosen response is likelier per token), and how "chosen" and
+        "rejected" moved, in nats per token.
     """
     chosen = [a - b for a, b in zip(now[0], then[0], strict=True)]
     rejected = [a - b for a, b in zip(now[1], then[1], strict=True)]
@@ -64,6 +65,7 @@ def compared(rows: Sequence[PairRow], then: PairLogprobs, now: PairLogprobs) -> 
     return {
         "margin": fmean(delta),
         "accuracy": fmean(one > 0 for one in delta),
+        "ties": fmean(one == 0 for one in delta),
         "preferred": fmean(likelier),
         "chosen": sum(chosen) / sum(m for m, _ in tokens),
         "rejected": sum(rejected) / sum(n for _, n in tokens),
@@ -130,8 +132,9 @@ def separated(
 
     Returns:
         "margin": mean ratio of desirable responses minus that of undesirable ones; "accuracy": the
-        share of all pairs of one of each in which the desirable one gained more; "chosen" and
-        "rejected": how the two kinds moved, in nats per token. Empty where one kind is missing.
+        share of all pairs of one of each in which the desirable one gained more, "ties" that of
+        those in which both gained alike; "chosen" and "rejected": how the two kinds moved, in nats
+        per token. Empty where one kind is missing.
     """
     ratios: dict[bool, list[float]] = {True: [], False: []}
     tokens = {True: 0, False: 0}
@@ -140,10 +143,11 @@ def separated(
         tokens[wanted] += sum(row.mask)
     if not all(ratios.values()):
         return {}
-    better = [a > b for a in ratios[True] for b in ratios[False]]
+    gaps = [a - b for a in ratios[True] for b in ratios[False]]
     return {
         "margin": fmean(ratios[True]) - fmean(ratios[False]),
-        "accuracy": fmean(better),
+        "accuracy": fmean(gap > 0 for gap in gaps),
+        "ties": fmean(gap == 0 for gap in gaps),
         "chosen": sum(ratios[True]) / tokens[True],
         "rejected": sum(ratios[False]) / tokens[False],
         "labels": len(rows),

@@ -6,6 +6,7 @@ trained tokens of a response, in nats; `ratio` is that of the policy minus that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -278,7 +279,7 @@ def objective(name: str, options: Mapping[str, float]) -> tuple[Objective, dict[
     """The objective of that name, and its coefficients.
 
     Raises:
-        ConfigError: there is no such objective, or no such coefficient of it.
+        ConfigError: there is no such objective, no such coefficient of it, or its value is wrong.
     """
     if name not in OBJECTIVES:
         raise ConfigError(f"objective={name!r} is unknown: use one of {', '.join(OBJECTIVES)}")
@@ -289,6 +290,9 @@ def objective(name: str, options: Mapping[str, float]) -> tuple[Objective, dict[
             f" {', '.join(found.options)}"
         )
     merged = {**found.options, **options}
+    for option, value in merged.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"loss.{option}={value} must be a finite number, 0 or more")
     if not merged["beta"] > 0:
         raise ConfigError(f"loss.beta={merged['beta']} must be above 0")
     if not 0 <= merged.get("label_smoothing", 0.0) < 0.5:

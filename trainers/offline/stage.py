@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentrl.chat.tokens import Chat
 from agentrl.engines.factory import open_chat
 from agentrl.engines.loading import load_config
 from agentrl.errors import ConfigError, UserError
-from agentrl.records.files import MetricsWriter, set_aside, write_json_atomic
+from agentrl.records.files import MetricsWriter, set_aside, write_bytes_atomic, write_json_atomic
 from agentrl.records.owner import owned
 from agentrl.trainers.models.loading import load_policy
 from agentrl.trainers.offline.card import Subject, refuse_card, stage_card
@@ -56,7 +57,7 @@ def run_stage(
         UserError: the data cannot be used.
     """
     with owned(folder):
-        _claim(settings, folder, resume)
+        _refuse_used(settings, folder, resume)
         if (folder / RESULT).exists():
             found: dict[str, Any] = json.loads((folder / RESULT).read_text())
             note(f"{folder} is finished: nothing to do")
@@ -74,7 +75,8 @@ def run_stage(
         report |= {"train_rows": len(rows), "held_out_rows": len(held_out)}
         note(data_in_words(report))
         with _records(folder, resume) as writer, _flushed():
-            work = StageWork(settings, folder / SCRATCH, chat, split, rows, held_out)
+            claim = partial(write_bytes_atomic, folder / "config.toml", _text(settings).encode())
+            work = StageWork(settings, folder / SCRATCH, chat, split, rows, held_out, claim)
             done = kind.train(work, writer, listen, note, resume=resume)
         return _finish(settings, folder, chat, done, report, prompts)
 
@@ -127,23 +129,23 @@ def _read(settings: StageSettings, kind: Kind) -> tuple[Split, dict[str, Any]]:
     return split, asdict(counts)
 
 
-def _claim(settings: StageSettings, folder: Path, resume: bool) -> None:
-    """Refuse a folder that holds another run; write the settings of a new one."""
+def _text(settings: StageSettings) -> str:
+    return tomli_w.dumps(settings.model_dump(mode="json"))
+
+
+def _refuse_used(settings: StageSettings, folder: Path, resume: bool) -> None:
+    """Refuse a folder where another run began to train."""
     path = folder / "config.toml"
-    text = tomli_w.dumps(settings.model_dump(mode="json"))
     if path.exists():
         if not resume:
             raise ConfigError(
                 f"run folder {folder} is in use: continue it with --resume or choose another --out"
             )
-        if path.read_text() != text:
+        if path.read_text() != _text(settings):
             raise ConfigError(
                 f"{folder} was begun with other settings (see {path}): resume it with those, or"
                 " choose another --out"
             )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 @contextmanager

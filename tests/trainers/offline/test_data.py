@@ -242,6 +242,26 @@ def test_pairs_are_mined_with_their_masks(tmp_path: Path, chat: Chat) -> None:
     assert response_row(chat, pair.prompt, pair.chosen) == rows.chosen
 
 
+@pytest.mark.parametrize(
+    ("reward", "branches", "said"),
+    [
+        (None, 1, "1 have no score, because infrastructure failed .* play them again"),
+        (1.0, 2, "1 hold several branches of history .only online training"),
+        (1.0, 0, "1 hold no words of the policy .see their `end`"),
+    ],
+)
+def test_episodes_that_cannot_be_used_say_why(
+    reward: float | None, branches: int, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "episodes.jsonl"
+    messages = (Message.user("x"), Message.assistant("y" if branches else ""))
+    with EpisodeWriter(path) as writer:
+        kept = (make_branch(3, (2, 4), (2, 0)),) * branches
+        writer.write(replace(make_episode(reward), messages=messages, trajectories=kept))
+    with pytest.raises(UserError, match=f"none of 1 episodes can be used: {said}"):
+        read_examples([path], "labels")
+
+
 PUBLIC = {
     "dpo_en_shared.jsonl.gz": ("pairs", 147),
     "kto_en_shared.jsonl.gz": ("labels", 149),

@@ -155,6 +155,21 @@ def test_kto_mixes_neighbours_within_a_batch() -> None:
         assert tuple(batch["KL_input_ids"][at].tolist()[: len(wanted)]) == wanted
 
 
+def test_a_row_of_kto_that_is_alone_says_nothing_of_z0(tmp_path: Path) -> None:
+    """Its own response is no mismatched one: with it, z₀ would cancel the row's ratio."""
+    parts, rows = alignment("kto"), random_labels(3)
+    trainer = trainer_of(parts, rows, tmp_path)
+    batch = label_batch([plain_row(rows[0])], pad_id=0)
+    theirs = trainer.compute_loss(parts.model, dict(batch))
+    given = Rows(batch["input_ids"], batch["completion_mask"].bool())
+    now, then = (
+        token_logprobs(model, given, entropy="off").logprobs_BT.sum(-1)
+        for model in (parts.model, parts.reference)
+    )
+    ours = p.kto(now - then, batch["label"], torch.tensor(0.0), parts.options["beta"], (1.0, 1.0))
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-5) != 0.5
+
+
 def test_the_reference_of_fresh_adapters_is_the_policy_itself(tmp_path: Path) -> None:
     from agentrl.trainers.config import Compute
     from agentrl.trainers.models.loading import load_policy

@@ -15,6 +15,7 @@ from agentrl.cli.app import main
 from agentrl.engines.loading import load_model, refuse_other_tokenizer
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import read_metrics
+from agentrl.trainers.offline import alignment
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import run_stage
 from agentrl.trainers.pipeline import run_offline
@@ -155,9 +156,58 @@ def test_adapters_start_from_the_model_that_is_named(world: Path, tmp_path: Path
     assert max(gaps) < 1e-2
 
 
-def test_an_interrupted_stage_goes_on_and_ends_alike(world: Path, tmp_path: Path) -> None:
-    more = {"save_every": 2, "log_every": 1, "steps": 5, "card": {"prompts": 0}}
-    settings = stage(world, "preference", **more)
+LORA = {"compute": {"lora_rank": 2}, "learning_rate": 5e-2}
+
+
+def test_new_adapters_are_drawn_from_the_seed(world: Path, tmp_path: Path) -> None:
+    def losses(kind: str, seed: int, noise: int) -> list[float]:
+        torch.manual_seed(noise)
+        more = {"seed": seed, "steps": 3, "log_every": 1, "card": {"prompts": 0}} | LORA
+        run = tmp_path / f"{kind}-{seed}-{noise}"
+        run_stage(stage(world, kind, **more), run)
+        return [row["train/loss"] for row in read_metrics(run / "metrics.jsonl")]
+
+    assert losses("sft", 0, 1) == losses("sft", 0, 2)
+    assert losses("preference", 0, 1) == losses("preference", 0, 2) != losses("preference", 5, 1)
+
+
+@pytest.mark.parametrize("batch", [16, 8])
+def test_every_row_trains_once_an_epoch(
+    batch: int, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "few.jsonl", planted_pairs()[:10])
+    more = {"batch_size": batch, "micro_rows": 4, "epochs": 1, "card": {"prompts": 0}}
+    settings = stage(world, "preference", objective="simpo", **more)
+    data = settings.data.model_copy(update={"files": [path], "held_out": 0})
+    trained: list[tuple[int, ...]] = []
+    score = alignment.pair_scores
+
+    def seen(model: Any, inputs: Any, parts: Any) -> Any:
+        for row, own in zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True):
+            trained.append(tuple(row[own].tolist()))
+        return score(model, inputs, parts)
+
+    monkeypatch.setattr(alignment, "pair_scores", seen)
+    run_stage(settings.model_copy(update={"data": data}), tmp_path / "run")
+    assert len(trained) == len(set(trained)) == 20
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        LORA,
+        {"objective": "kto"} | LORA,
+        {"objective": "simpo"} | LORA,
+        {"objective": "beta_dpo", "loss": {"alpha": 2.0}, "learning_rate": 1e-2},
+        {"stage": "sft"} | LORA,
+    ],
+)
+def test_an_interrupted_stage_goes_on_and_ends_alike(
+    more: dict[str, Any], world: Path, tmp_path: Path
+) -> None:
+    often = {"save_every": 2, "log_every": 1, "steps": 5, "card": {"prompts": 0}}
+    settings = stage(world, "preference", **often | more)
     whole = run_stage(settings, tmp_path / "whole")
 
     def stop(row: Any) -> None:
@@ -184,15 +234,29 @@ def test_an_interrupted_stage_goes_on_and_ends_alike(world: Path, tmp_path: Path
         ({"objective": "dpoo"}, "objective='dpoo' is unknown"),
         ({"objective": "orpo", "micro_rows": 4}, "reads its whole batch, so set micro_rows=0"),
         ({"objective": "kto", "batch_size": 1}, "give 2 or more"),
+        ({"objective": "kto", "data": {"files": ["one.jsonl"], "held_out": 0}}, "got 1 row"),
         ({"card": {"judge": "nowhere.py:f"}}, "there is no such file"),
         ({"data": {"files": ["x"], "max_tokens": 9999}}, "does not exist"),
+        pytest.param(
+            {"compute": {"device": "cuda"}},
+            "PyTorch sees no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here"),
+        ),
     ],
 )
 def test_wrong_settings_stop_before_training(
-    more: dict[str, Any], said: str, world: Path, tmp_path: Path
+    more: dict[str, Any],
+    said: str,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = {"prompt": "a", "response": "b", "label": True}
+    write_rows(tmp_path / "one.jsonl", [one, one | {"response": "long " * 99, "label": False}])
     with pytest.raises(UserError, match=said):
         run_stage(stage(world, "preference", **more), tmp_path / "run")
+    assert not (tmp_path / "run/config.toml").exists()
 
 
 def test_the_program_runs_a_stage(

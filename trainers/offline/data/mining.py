@@ -49,7 +49,7 @@ def mine(path: Path, kind: Kind) -> Mined:
     read = list(read_episodes(path).values())
     usable = [one for one in read if one.passed is not None and _spoke(one)]
     if not usable:
-        raise UserError(f"{path}: none of {len(read)} episodes was scored and holds one branch")
+        raise UserError(f"{path}: none of {len(read)} episodes can be used: {_reasons(read)}")
     if kind == "conversations":
         passed = [as_conversation(one) for one in usable if one.passed]
         return Mined(list(passed), len(read), 0)
@@ -62,6 +62,19 @@ def mine(path: Path, kind: Kind) -> Mined:
     pairs = [pair for group in groups.values() for pair in _pairs(group)]
     split = sum(len({bool(one.passed) for one in group}) == 2 for group in groups.values())
     return Mined(list(pairs), len(read), len(groups) - split)
+
+
+def _reasons(read: list[Episode]) -> str:
+    """Why no episode can be used, and what to do."""
+    scored = [one for one in read if one.passed is not None]
+    branched = sum(len(one.trajectories) > 1 for one in scored)
+    counts = {
+        "have no score, because infrastructure failed (see `failure` in their rows, then play them"
+        " again)": len(read) - len(scored),
+        "hold several branches of history (only online training learns from those)": branched,
+        "hold no words of the policy (see their `end`)": len(scored) - branched,
+    }
+    return "; ".join(f"{count} {why}" for why, count in counts.items() if count) or "it is empty"
 
 
 def _pairs(group: list[Episode]) -> list[Pair]:
