@@ -5,13 +5,14 @@ called.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import sys
 
 import pytest
 from chat_server import Answer, chat_server, completion, failure
-from helpers import Echo, make_task, play_one, run_cli
+from helpers import Echo, last_json, make_task, play_one, run_cli
 
 from agentrl.aio import LoopThread
 from agentrl.errors import ConfigError, EngineError, UserError
@@ -138,6 +139,7 @@ GARBAGE = {
     "null": Answer("null"),
     "text is a number": completion(7),
     "no usage": Answer({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}),
+    "no finish": completion("x", finish=None),
     "negative tokens": completion("x", usage=(-1, 2)),
     "an end of its own": completion("x", finish="abort"),
 }
@@ -147,6 +149,16 @@ GARBAGE = {
 def test_an_answer_that_is_none_is_an_engine_error(answer):
     with chat_server(answer) as server, pytest.raises(EngineError, match="openai:m@http"):
         act(server)
+
+
+def test_answers_that_are_none_end_an_evaluation_and_do_not_hang_it():
+    answers = itertools.cycle(GARBAGE.values())
+    with chat_server(lambda request: next(answers)) as server:
+        policy = ("--policy", f"openai:m@{server.url}", "--policy-option", "retries=0")
+        out = run_cli("eval", "calc-v0", "--limit", "8", *policy, "--json", timeout=60)
+    result = last_json(out.stdout)
+    assert (out.returncode, result["n_failed_infra"]) == (1, 8), out.stderr
+    assert result["end_reasons"] == {"engine_error": 8}
 
 
 def test_a_server_that_fails_for_good_is_an_engine_error():
