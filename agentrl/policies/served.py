@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import AnswerFailed, ConfigError, EngineAborted
@@ -99,6 +100,11 @@ class ServedPolicy:
         if not re.match(r"https?://[^/]", self.base_url):
             raise ConfigError(
                 f"base_url={self.base_url!r} is no address: write it as http://localhost:8000/v1"
+            )
+        if "@" in urlsplit(self.base_url).netloc:
+            raise ConfigError(
+                "base_url of a served policy holds a name or password, which records would show:"
+                " leave it out, and give the key as OPENAI_API_KEY"
             )
         if self.prices is not None and not all(0 <= price < math.inf for price in self.prices):
             raise ConfigError(

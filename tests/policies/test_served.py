@@ -323,6 +323,7 @@ def test_the_command_line_evaluates_a_served_model():
     [
         ({"model": ""}, "model=''"),
         ({"base_url": "localhost:8000"}, "base_url='localhost:8000'"),
+        ({"base_url": "http://me:secret@localhost:8000/v1"}, "^base_url of .*OPENAI_API_KEY$"),
         ({"prices": Prices(-1, 0)}, r"prices=\(-1, 0\)"),
         ({"base_url": "https://api.openai.com/v1"}, "OPENAI_API_KEY"),
     ],
