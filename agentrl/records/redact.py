@@ -74,7 +74,7 @@ PATHS = frozenset({"artifacts", "files", "side_effects"})
 """Tables of a record whose keys are paths: a name there says nothing of what a file holds."""
 FREE = PATHS | {"arguments", "environment", "metadata", "request", "settings"}
 """Tables of a record whose keys a user or an agent chooses."""
-IDENTITY = frozenset({"env", "policy", "run", "split", "task", "tasks"})
+IDENTITY = frozenset({"env", "policy", "run", "split", "task", "task_ids", "tasks"})
 """Names of a record's fields that say what it is of; they hold no text of an agent."""
 
 
