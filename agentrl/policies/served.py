@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 from agentrl.errors import AnswerFailed, ConfigError, EngineAborted
 from agentrl.policies.base import Usage, turn_seed
+from agentrl.policies.bounded import bounded_client
 from agentrl.policies.options import ServedOptions
 from agentrl.policies.pace import Pace, Spending
 from agentrl.policies.replies import FILTERED, FINISHED, Reply, readable, request_messages
@@ -181,6 +182,7 @@ class ServedPolicy:
                         extra_body={key: request[key] for key in request.keys() - {"messages"}},
                     )
                     reply = Reply.read(raw.text, self.name)
+                    reply.check_count(int(request["max_completion_tokens"]), self.name)
             except Exception as error:
                 trouble = trouble_of(error, self.name, self.options.timeout_s)
                 if trouble is None:
@@ -206,6 +208,7 @@ class ServedPolicy:
                 api_key=self.api_key or NO_KEY,
                 timeout=self.options.timeout_s,
                 max_retries=0,
+                http_client=bounded_client(self.name),
             )
             self._lines[loop] = _Line(client, Pace(self.options))
         return self._lines[loop]

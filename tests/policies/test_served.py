@@ -18,7 +18,7 @@ from agentrl.aio import LoopThread
 from agentrl.errors import ConfigError, EngineError, UserError
 from agentrl.evaluation.audit import AuditPlan, audit
 from agentrl.evaluation.run import EvalPlan, evaluate
-from agentrl.policies import served
+from agentrl.policies import bounded, served
 from agentrl.policies.options import ServedOptions
 from agentrl.policies.replies import request_messages
 from agentrl.policies.served import Prices, ServedPolicy
@@ -168,6 +168,31 @@ def test_a_server_that_fails_for_good_is_an_engine_error():
         assert len(server.requests) == 2
     with pytest.raises(EngineError, match="Connection error"):
         act(server, retries=0)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_an_end_is_none(status, monkeypatch):
+    monkeypatch.setattr(bounded, "MOST_BYTES", 5000)
+    with chat_server(Answer(" " * 5001, status), completion("then")) as server:
+        with pytest.raises(EngineError, match=r"openai:m@.*longer than 5000 bytes"):
+            act(server, retries=0)
+        assert act(server)[0].content == "then"
+
+
+def test_ids_are_held_against_what_is_counted_and_asked_for():
+    def told(count, usage):
+        answer = completion("x", usage=(2, usage))
+        rows = [{"logprob": -1.0}] * count
+        more = {"token_ids": [1] * count, "logprobs": {"content": rows}, "prompt_token_ids": [1, 2]}
+        answer.body["choices"][0].update(more)
+        return answer
+
+    limits = Limits(turn_tokens=9)
+    for count, usage in ((10, 10), (5000, 1), (2, 1)):
+        with chat_server(told(count, usage)) as server, pytest.raises(EngineError, match="ids, co"):
+            act(server, limits=limits, retries=0)
+    with chat_server(told(9, 9)) as server:
+        assert act(server, limits=limits)[2].sampled_tokens == 9
 
 
 def test_a_server_that_is_silent_is_an_engine_error():
