@@ -33,7 +33,7 @@ def attempts_in(out: Path | None, run: str) -> list[Episode]:
 def samples_of(task: Task, samples: int, done: Sequence[Episode]) -> list[Episode]:
     """Recorded attempts at the first so many samples of a task."""
     view = task.view()
-    view = TaskView(**redactor().row(view.model_dump(), view.model_dump_json()))  # as recorded
+    view = TaskView(**redactor().row({"task": view.model_dump()})["task"])  # as recorded
     return [each for each in done if each.task == view and each.key.sample < samples]
 
 

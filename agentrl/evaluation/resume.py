@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.records.files import write_json_atomic
+from agentrl.records.redact import redactor
 
 PLAN = "plan.json"
 _EDGE = 1 << 20
@@ -27,8 +28,8 @@ def claim(out: Path, plan: dict[str, Any]) -> None:
     Raises:
         ConfigError: one sentence with the first thing that differs; nothing is written.
     """
-    path, plan = out / PLAN, json.loads(json.dumps(plan))
-    old = _read(path)
+    path, plan = out / PLAN, redactor().row(json.loads(json.dumps(plan)))  # as written
+    old = redactor().row(_read(path))
     for name in sorted(plan.keys() & old.keys() - {"tasks"}):
         if plan[name] != old[name]:
             raise ConfigError(

@@ -208,7 +208,7 @@ class _Match:
         self.earlier = attempts_in(plan.out, self.run)
         self.attempts: list[Episode] = []
         self.refused: dict[str, str] = {}
-        self.planned = 0
+        self.task_ids: list[str] = []
         self.stopped: Stopped = ""
         self.user = open_user(plan, env)
         self.spent = EvalSpending(plan.max_usd, plan.max_tokens)
@@ -243,7 +243,7 @@ class _Match:
         for episode in self.attempts:
             self.spent.add(episode)
         samples = [(task, sample) for task in admitted for sample in range(self.plan.samples)]
-        self.planned = len(samples)
+        self.task_ids = [task.id for task in admitted]
         scored = {sample_of(each) for each in self.attempts if each.end.ending is not Ending.FAILED}
         due = [(task, sample) for task, sample in samples if (task.id, sample) not in scored]
         self.progress.started(len(due))
@@ -256,7 +256,7 @@ class _Match:
     def result(self) -> dict[str, Any]:
         """Everything that is recorded of an evaluation and printed with `--json`."""
         plan, episodes = self.plan, last_attempts(self.attempts)
-        missing = self.planned - len(episodes)
+        missing = len(self.task_ids) * plan.samples - len(episodes)
         outside = {each.key for each in self.earlier} - {each.key for each in self.attempts}
         return {
             "env": self.env.id,
@@ -264,6 +264,7 @@ class _Match:
             "split": plan.split,
             "seed": plan.seed,
             "budget": budget_of(plan, self.env),
+            "task_ids": self.task_ids,
             **_chat_of(plan, self.policy),
             "policy_file": plan.policy_file,
             **summarize(episodes, plan.ks, samples=plan.samples),

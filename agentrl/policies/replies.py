@@ -164,6 +164,21 @@ class Reply(BaseModel):
                 f"{name}: the answer is no chat completion ({why}): {text[:200]!r}"
             ) from error
 
+    def check_count(self, most: int, name: str) -> None:
+        """Hold the ids that a server tells against what it counts and what it was asked for.
+
+        Raises:
+            AnswerFailed: they are more than the `most` that were asked for, or than it counts.
+        """
+        choice, counted = self.choices[0], self.usage.completion_tokens
+        rows = choice.meta_info.output_token_logprobs if choice.meta_info else None
+        told = max(len(choice.token_ids or ()), len(rows or ()))
+        if told > min(most, counted):
+            raise AnswerFailed(
+                f"{name}: the answer has {told} token ids, counts {counted}, and {most} were asked"
+                " for at most"
+            )
+
     def sampled(self) -> ToldTokens | None:
         """The turn's tokens, as vLLM or SGLang tell them; None where the server does not."""
         choice = self.choices[0]

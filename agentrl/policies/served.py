@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import AnswerFailed, ConfigError, EngineAborted
 from agentrl.policies.base import Usage, turn_seed
+from agentrl.policies.bounded import bounded_client
 from agentrl.policies.options import ServedOptions
 from agentrl.policies.pace import Pace, Spending
 from agentrl.policies.replies import FILTERED, FINISHED, Reply, readable, request_messages
@@ -100,6 +102,11 @@ class ServedPolicy:
             raise ConfigError(
                 f"base_url={self.base_url!r} is no address: write it as http://localhost:8000/v1"
             )
+        if "@" in urlsplit(self.base_url).netloc:
+            raise ConfigError(
+                "base_url of a served policy holds a name or password, which records would show:"
+                " leave it out, and give the key as OPENAI_API_KEY"
+            )
         if self.prices is not None and not all(0 <= price < math.inf for price in self.prices):
             raise ConfigError(
                 f"prices={tuple(self.prices)} must be dollars per million tokens, none below zero"
@@ -175,6 +182,7 @@ class ServedPolicy:
                         extra_body={key: request[key] for key in request.keys() - {"messages"}},
                     )
                     reply = Reply.read(raw.text, self.name)
+                    reply.check_count(int(request["max_completion_tokens"]), self.name)
             except Exception as error:
                 trouble = trouble_of(error, self.name, self.options.timeout_s)
                 if trouble is None:
@@ -200,6 +208,7 @@ class ServedPolicy:
                 api_key=self.api_key or NO_KEY,
                 timeout=self.options.timeout_s,
                 max_retries=0,
+                http_client=bounded_client(self.name),
             )
             self._lines[loop] = _Line(client, Pace(self.options))
         return self._lines[loop]

@@ -34,14 +34,14 @@ class Trouble(NamedTuple):
 
     Attributes:
         error: what it is called if no try is left.
-        cause: what was raised.
+        cause: what it came from, never itself; None if that is not known.
         again: whether the same request may pass later.
         asked_s: how long the server, which has too many requests, asks to wait before that; None if
             it does not.
     """
 
     error: EngineError
-    cause: Exception
+    cause: BaseException | None
     again: bool = True
     asked_s: float | None = None
 
@@ -65,7 +65,7 @@ def trouble_of(error: Exception, name: str, timeout_s: float) -> Trouble | EndRe
     import openai
 
     if isinstance(error, AnswerFailed):
-        return Trouble(error, error)
+        return Trouble(error, error.__cause__)
     if isinstance(error, TimeoutError | openai.APITimeoutError):
         return Trouble(AnswerFailed(f"{name}: timed out after {timeout_s:g} s"), error)
     if isinstance(error, openai.APIStatusError):

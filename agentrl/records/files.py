@@ -196,8 +196,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
         ContractError: `obj` is not strict JSON.
     """
     try:
-        clean = redactor().row(obj, json.dumps(obj, allow_nan=False))
-        text = json.dumps(clean, indent=2, allow_nan=False) + "\n"
+        text = json.dumps(redactor().row(obj), indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path} cannot be written as JSON ({error}); use finite numbers and text"
@@ -232,15 +231,13 @@ def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
 
 def _to_line(row: Row, what: str, secrets: Redactor) -> bytes:
     try:
+        row = secrets.row(row)
         try:
             text = _DUMP(row)
-            if (clean := secrets.row(row, text)) is not row:
-                text = _DUMP(clean)
         except ValueError:
             found: list[tuple[list[str | int], str]] = []
             finite = _without_nonfinite(row, [], found)
-            clean = secrets.row(finite, _DUMP(finite))
-            text = _DUMP({**clean, "nonfinite": found})
+            text = _DUMP({**finite, "nonfinite": found})
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{what} cannot be written as JSON ({error}); use numbers, text, lists, dicts"

@@ -1,15 +1,20 @@
 """Secrets are taken out of everything that is written: by value, by name, and by form.
 
-By value: variables of this process's environment whose names say that they are secret. By name:
-entries such as `password`. By form: the rules of detect-secrets, and a few newer keys. Each is also
-found in base64, in hex, with percent signs, reversed, and with a separator after every character.
-Token ids stay as they are: training needs them.
+By value: variables of this process's environment whose names say that they are secret, unless the
+value begins with a slash or is what honest text holds as well (`is_common`). By form: the rules of
+detect-secrets, and a few newer keys. Each is also found in base64, in hex, with percent signs,
+reversed, and with the same separator after every character: one to three times the same character
+that is no letter and no digit. By name: entries such as `password` of `FREE` tables.
+
+A record's own keys, what it is known by (`IDENTITY`) and token ids stay as they are: readers,
+resuming and training need them.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -28,7 +33,7 @@ _SECRET_ENTRY = re.compile(
     r"|private_?key|authorization)$",
     re.I,
 )
-_SHORTEST = 8
+_SHORTEST, _FEWEST_DIFFERENT, _LONGEST_WORDS = 8, 5, 16
 # One of these stands in every text that a rule matches: looking for them costs microseconds.
 _SIGNS = (
     *("AKC", "A3T", "ABIA", "ACCA", "AKIA", "ASIA", "aws", "AccountKey=", "ghp_", "gho_", "ghu_"),
@@ -44,11 +49,6 @@ _FORMS = tuple(
         re.compile,
         (r"://[^:/\s]+:[^@/\s]+@", "AC[a-z0-9]{32}", "SK[a-z0-9]{32}", ":[0-9A-Za-z_-]{35}"),
     )
-)
-_ENTRIES = (
-    *("password", "passwd", "api_key", "apikey", "client_secret", "clientsecret", "access_token"),
-    *("accesstoken", "auth_token", "authtoken", "secret_key", "secretkey", "private_key"),
-    *("privatekey", "authorization"),
 )
 _OWN_RULES = (
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [^-]*-----|.*)",
@@ -66,10 +66,16 @@ _CHUNK = re.compile(
     r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{22,}+={0,2}"
 )  # longer than the digits of a float
 _QUOTED = re.compile(r"[^\s%\"']*(?:%[0-9A-Fa-f]{2}[^\s%\"']*){2,}")
-_MAYBE_SPACED = tuple(
-    re.compile(rf"{mark}[^\n]{mark}[^\n]{mark}[^\n]{mark}") for mark in (" ", "-", r"\|")
-)
-_SPACED = re.compile(r"\S([ |\-])(?:[^\n]\1){9,}\S")
+_MAYBE_SPACED = re.compile(r"(([\W_])\2{0,2})[^\n]\1[^\n]\1[^\n]\1")
+_SPACED = re.compile(r"[^\n](([\W_])\2{0,2})(?:[^\n]\1){9,}[^\n]")
+_BETWEEN = "\0"  # of the strings of a row, where a look is for all at once
+
+PATHS = frozenset({"artifacts", "files", "side_effects"})
+"""Tables of a record whose keys are paths: a name there says nothing of what a file holds."""
+FREE = PATHS | {"arguments", "environment", "metadata", "request", "settings"}
+"""Tables of a record whose keys a user or an agent chooses."""
+IDENTITY = frozenset({"env", "policy", "run", "split", "task", "task_ids", "tasks"})
+"""Names of a record's fields that say what it is of; they hold no text of an agent."""
 
 
 class Redactor:
@@ -94,33 +100,46 @@ class Redactor:
         text = _CHUNK.sub(lambda found: self._unless(found[0], _decoded(found[0])), text)
         if "%" in text:
             text = _QUOTED.sub(lambda found: self._unless(found[0], [unquote(found[0])]), text)
-        return _SPACED.sub(lambda found: self._unless(found[0], _joined(found[0])), text)
+        return _SPACED.sub(lambda found: self._unless(found[0], _joined(found)), text)
 
-    def row(self, row: Any, dumped: str) -> Any:
-        """A row of JSON values without secrets; the same object where it holds none.
+    def row(self, row: Any) -> Any:
+        """A record of JSON values without secrets; the same object where it holds none."""
+        if not self._is_suspicious(_BETWEEN.join(_strings(row))) and not _has_named(row):
+            return row
+        if isinstance(row, Mapping) and "segments" in row:
+            rest = {name: item for name, item in row.items() if name != "segments"}
+            return {**row, **self._own(rest, "")}
+        return self._own(row, "")
 
-        Args:
-            row: the values.
-            dumped: the row as JSON, where a look is cheap.
-        """
-        lower = dumped.lower()
-        named = any(f'{entry}":' in lower for entry in _ENTRIES)
-        return self._clean(row) if named or self._is_suspicious(dumped) else row
-
-    def _clean(self, value: Any, name: str = "") -> Any:
+    def _own(self, value: Any, name: str) -> Any:
+        """What a record itself lays out; `name` is of the field that holds it."""
         if isinstance(value, str):
-            return MARK if value and _SECRET_ENTRY.search(name) else self.text(value)
+            return value if name in IDENTITY else self.text(value)
         if isinstance(value, Mapping):
-            if value.keys() == {"base64"}:
-                data = base64.b64decode(str(value["base64"]))
-                text = data.decode("latin-1")
-                return value if self.text(text) == text else {"text": MARK}
+            if name in FREE:
+                return self._free(value, by_name=name not in PATHS)
             return {
-                self.text(str(key)): item if key == "segments" else self._clean(item, str(key))
+                key: item if name == "task" and key == "id" else self._own(item, key)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self._clean(item, name) for item in value]
+            return [self._own(item, name) for item in value]
+        return value
+
+    def _free(self, value: Any, name: str = "", *, by_name: bool) -> Any:
+        """What anybody may have laid out."""
+        if isinstance(value, str):
+            return MARK if by_name and value and _SECRET_ENTRY.search(name) else self.text(value)
+        if isinstance(value, Mapping):
+            if not by_name and value.keys() == {"base64"}:
+                text = base64.b64decode(value["base64"]).decode("latin-1")
+                return value if self.text(text) == text else {"text": MARK}
+            return {
+                self.text(str(key)): self._free(item, str(key), by_name=by_name)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._free(item, name, by_name=by_name) for item in value]
         return value
 
     def _raw(self, text: str) -> str:
@@ -153,14 +172,32 @@ def redactor() -> Redactor:
         frozenset(
             value
             for name, value in os.environ.items()
-            if len(value) >= _SHORTEST and _SECRET_NAME.search(name) and not value.startswith("/")
+            if _SECRET_NAME.search(name) and not value.startswith("/") and not is_common(value)
         )
     )
 
 
+def is_common(value: str) -> bool:
+    """Whether honest text may hold the value by chance, so that it is not looked for: under 8
+    characters, fewer than 5 different ones, or, under 16, a number or words without a digit, of
+    which each has small letters, capitals, or a capital first.
+    """
+    if len(value) < _SHORTEST or len(set(value)) < _FEWEST_DIFFERENT:
+        return True
+    words = [word for word in re.split(r"[\W_]+", value) if word]
+    plain = all(
+        word.isalpha() and (word.islower() or word.isupper() or word.istitle()) for word in words
+    )
+    return len(value) < _LONGEST_WORDS and (plain or value.isdecimal())
+
+
 @lru_cache(maxsize=8)
 def _redactor_of(values: frozenset[str]) -> Redactor:
-    return Redactor(values | {form for value in values for form in _encoded(value.encode())})
+    escaped = {
+        json.dumps(value, ensure_ascii=ascii_)[1:-1] for value in values for ascii_ in (True, False)
+    }
+    encoded = {form for value in values for form in _encoded(os.fsencode(value))}
+    return Redactor(values | escaped | encoded)
 
 
 def _encoded(value: bytes) -> Iterator[str]:
@@ -208,8 +245,29 @@ def _decoded(chunk: str) -> Iterator[str]:
 
 
 def _is_spaced(text: str) -> bool:
-    return any(hint.search(text) for hint in _MAYBE_SPACED) and bool(_SPACED.search(text))
+    return bool(_MAYBE_SPACED.search(text)) and bool(_SPACED.search(text))
 
 
-def _joined(spaced: str) -> Iterator[str]:
-    yield spaced[::2]
+def _joined(found: re.Match[str]) -> Iterator[str]:
+    yield found[0][:: len(found[1]) + 1]
+
+
+def _strings(value: Any, depth: int = 0) -> Iterator[str]:
+    """All text of a record, keys included, without its segments."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            if depth or key != "segments":
+                yield from _strings(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item, depth + 1)
+
+
+def _has_named(value: Any) -> bool:
+    """Whether an entry of any table has a name of a secret."""
+    if isinstance(value, Mapping):
+        return any(_SECRET_ENTRY.search(str(key)) or _has_named(value[key]) for key in value)
+    return isinstance(value, list | tuple) and any(map(_has_named, value))

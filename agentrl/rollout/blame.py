@@ -108,13 +108,16 @@ def _involves_agent(error: BaseException, spoke: bool) -> bool:
     return spoke or isinstance(error, AnswerFailed)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it came from, each once: causes may go in a circle."""
+    due, seen = [error], {id(error)}
+    while due:
+        error = due.pop()
         yield error
-        if isinstance(error, BaseExceptionGroup):
-            for part in error.exceptions:
-                yield from _causes(part)
-        error = error.__cause__
+        parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        new = [each for each in (error.__cause__, *parts) if each and id(each) not in seen]
+        seen.update(map(id, new))
+        due += new
 
 
 def oracle(env: ToolEnv) -> Scripted:

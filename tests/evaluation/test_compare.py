@@ -184,7 +184,19 @@ def test_what_is_no_whole_evaluation_is_refused(tmp_path):
     (second / "eval.json").write_text(json.dumps(result | {"n_missing": 3}))
     with pytest.raises(ConfigError, match="is not complete"):
         compare_runs(first, second)
-    del result["budget"]
-    (second / "eval.json").write_text(json.dumps(result))
-    with pytest.raises(ConfigError, match="says nothing of its budget"):
-        compare_runs(first, second)
+    for name in ("task_ids", "budget"):
+        del result[name]
+        (second / "eval.json").write_text(json.dumps({**result, "n_missing": 0}))
+        with pytest.raises(ConfigError, match=f"has no {name}"):
+            compare_runs(first, second)
+
+
+def test_only_what_the_last_evaluation_is_of_is_compared(tmp_path):
+    runs = [played(tmp_path / name, policy=name) for name in ("noop", "oracle")]
+    assert compare_runs(*runs)["n_tasks"] == 12
+    for run in runs:
+        played(run, policy=run.name, limit=5)
+    found = compare_runs(*runs)
+    assert found["n_tasks"] == 5 and found["n_unpaired"] == [0, 0]
+    (result,) = {json.loads((run / "eval.json").read_text())["n_tasks"] for run in runs}
+    assert result == found["n_tasks"]

@@ -46,6 +46,18 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_a_safety_policy_and_the_options_of_a_served_model_are_said_in_the_file(folder):
+    path, served = folder / "suite.toml", "[defaults.served]\nretries = 0\ntop_p = 0.9\n"
+    asked = 'policy_file = "lockdown"\npolicy = "openai:m@http://localhost:1/v1"\n'
+    path.write_text(f"{served}[[eval]]\nenv = 'calc-v0'\n{asked}")
+    (cell,) = read_suite(path, folder / "out")
+    assert (cell.plan.policy_file, cell.plan.served.retries) == ("lockdown", 0)
+    assert cell.plan.served.sampling == {"top_p": 0.9}
+    path.write_text(path.read_text().replace("retries = 0", "retries = -1"))
+    with pytest.raises(ConfigError, match=r"served\.retries is -1"):
+        read_suite(path, folder / "out")
+
+
 def start(folder, out):
     program = [sys.executable, "-m", "agentrl.cli", "suite", "suite.toml", "--out", out, "--json"]
     return subprocess.Popen(

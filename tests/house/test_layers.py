@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),
-    "openai": ("agentrl/policies/served.py", "agentrl/policies/tries.py"),
+    "openai": tuple(f"agentrl/policies/{name}.py" for name in ("bounded", "served", "tries")),
     "typer": ("agentrl/cli/",),
 }
 """Package -> who may import it; inside a function others may import gymnasium too, as its own

@@ -5,19 +5,20 @@ called.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import sys
 
 import pytest
 from chat_server import Answer, chat_server, completion, failure
-from helpers import Echo, make_task, play_one, run_cli
+from helpers import Echo, last_json, make_task, play_one, run_cli
 
 from agentrl.aio import LoopThread
 from agentrl.errors import ConfigError, EngineError, UserError
 from agentrl.evaluation.audit import AuditPlan, audit
 from agentrl.evaluation.run import EvalPlan, evaluate
-from agentrl.policies import served
+from agentrl.policies import bounded, served
 from agentrl.policies.options import ServedOptions
 from agentrl.policies.replies import request_messages
 from agentrl.policies.served import Prices, ServedPolicy
@@ -138,6 +139,7 @@ GARBAGE = {
     "null": Answer("null"),
     "text is a number": completion(7),
     "no usage": Answer({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}),
+    "no finish": completion("x", finish=None),
     "negative tokens": completion("x", usage=(-1, 2)),
     "an end of its own": completion("x", finish="abort"),
 }
@@ -149,6 +151,16 @@ def test_an_answer_that_is_none_is_an_engine_error(answer):
         act(server)
 
 
+def test_answers_that_are_none_end_an_evaluation_and_do_not_hang_it():
+    answers = itertools.cycle(GARBAGE.values())
+    with chat_server(lambda request: next(answers)) as server:
+        policy = ("--policy", f"openai:m@{server.url}", "--policy-option", "retries=0")
+        out = run_cli("eval", "calc-v0", "--limit", "8", *policy, "--json", timeout=60)
+    result = last_json(out.stdout)
+    assert (out.returncode, result["n_failed_infra"]) == (1, 8), out.stderr
+    assert result["end_reasons"] == {"engine_error": 8}
+
+
 def test_a_server_that_fails_for_good_is_an_engine_error():
     with chat_server(failure(500, "on fire")) as server:
         with pytest.raises(EngineError, match="on fire"):
@@ -156,6 +168,31 @@ def test_a_server_that_fails_for_good_is_an_engine_error():
         assert len(server.requests) == 2
     with pytest.raises(EngineError, match="Connection error"):
         act(server, retries=0)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_an_end_is_none(status, monkeypatch):
+    monkeypatch.setattr(bounded, "MOST_BYTES", 5000)
+    with chat_server(Answer(" " * 5001, status), completion("then")) as server:
+        with pytest.raises(EngineError, match=r"openai:m@.*longer than 5000 bytes"):
+            act(server, retries=0)
+        assert act(server)[0].content == "then"
+
+
+def test_ids_are_held_against_what_is_counted_and_asked_for():
+    def told(count, usage):
+        answer = completion("x", usage=(2, usage))
+        rows = [{"logprob": -1.0}] * count
+        more = {"token_ids": [1] * count, "logprobs": {"content": rows}, "prompt_token_ids": [1, 2]}
+        answer.body["choices"][0].update(more)
+        return answer
+
+    limits = Limits(turn_tokens=9)
+    for count, usage in ((10, 10), (5000, 1), (2, 1)):
+        with chat_server(told(count, usage)) as server, pytest.raises(EngineError, match="ids, co"):
+            act(server, limits=limits, retries=0)
+    with chat_server(told(9, 9)) as server:
+        assert act(server, limits=limits)[2].sampled_tokens == 9
 
 
 def test_a_server_that_is_silent_is_an_engine_error():
@@ -311,6 +348,7 @@ def test_the_command_line_evaluates_a_served_model():
     [
         ({"model": ""}, "model=''"),
         ({"base_url": "localhost:8000"}, "base_url='localhost:8000'"),
+        ({"base_url": "http://me:secret@localhost:8000/v1"}, "^base_url of .*OPENAI_API_KEY$"),
         ({"prices": Prices(-1, 0)}, r"prices=\(-1, 0\)"),
         ({"base_url": "https://api.openai.com/v1"}, "OPENAI_API_KEY"),
     ],

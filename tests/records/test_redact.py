@@ -1,6 +1,7 @@
 """Secrets in what is written: ten kinds, six disguises, every place that a run writes from."""
 
 import base64
+import functools
 import json
 import random
 import string
@@ -9,6 +10,7 @@ import pytest
 from helpers import Echo, make_task, says
 
 from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.records.files import MetricsWriter, write_json_atomic
 from agentrl.records.redact import MARK, Redactor, redactor
 from agentrl.types import ToolCall
 
@@ -77,14 +79,122 @@ def test_no_kind_of_secret_is_left_in_any_disguise(kind, disguise, monkeypatch):
 def test_plain_text_stays(text):
     assert Redactor().text(text) == text
     row = {"a": [text, {"b": text}], "ids": [1, 2, 3]}
-    assert Redactor().row(row, json.dumps(row)) is row
+    assert Redactor().row(row) is row
 
 
 def test_entries_are_redacted_by_name():
     row = {"arguments": {"password": "hunter2", "user": "bob"}, "tokens": 3}
-    assert Redactor().row(row, json.dumps(row)) == {
+    assert Redactor().row(row) == {
         "arguments": {"password": MARK, "user": "bob"},
         "tokens": 3,
+    }
+
+
+ODD = ['pa"ss\\word1', "line1secret\nline2secret", "p\u00e4ssw\u00f6rtchen1"]
+
+
+@pytest.mark.parametrize("secret", ODD)
+def test_a_secret_that_json_escapes_is_found_in_every_kind_of_record(secret, tmp_path, monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    said = [f"it is {secret}", secret[::-1], *(json.dumps(secret, ensure_ascii=a) for a in (0, 1))]
+    row = {"step": 1, "messages": [{"content": each} for each in said], "bad": {secret: 1}}
+    row["messages"].append({"tool_calls": [{"arguments": {secret: [secret]}}]})
+    with MetricsWriter(tmp_path / "lines.jsonl") as writer:
+        writer.write(row)
+    write_json_atomic(tmp_path / "whole.json", row)
+    for name in ("lines.jsonl", "whole.json"):
+        read = json.loads((tmp_path / name).read_text())
+        shown = [each.get("content", "") for each in read["messages"]]
+        assert [each.count(MARK) for each in shown] == [1] * len(said) + [0], shown
+        assert read["messages"][-1]["tool_calls"] == [{"arguments": {MARK: [MARK]}}]
+
+
+def test_only_the_segments_of_a_record_are_exempt():
+    call = {"arguments": {"segments": KINDS["aws"], "deep": {"segments": [KINDS["github"]]}}}
+    row = {"segments": [{"ids": [1]}], "messages": [{"tool_calls": [call]}]}
+    (clean,) = Redactor().row(row)["messages"][0]["tool_calls"]
+    assert clean == {"arguments": {"segments": MARK, "deep": {"segments": [MARK]}}}
+    assert Redactor().row(row)["segments"] is row["segments"]
+
+
+SEPARATORS = (*" -|._,:/\n\t\u200b", "  ", "...", "\0")
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=repr)
+def test_any_repeated_separator_is_looked_through(separator):
+    text = f"before {separator.join(KINDS['aws'])} after"
+    row = {"messages": [{"content": text}]}
+    assert MARK in Redactor().row(row)["messages"][0]["content"]
+    assert MARK not in Redactor().text(separator.join("an honest text of letters"))
+
+
+UNLUCKY = ["messages", "password", "side_effects", "12345678", "aaaaaaaaaaaa", "Change Me Now"]
+
+
+@pytest.mark.parametrize("value", UNLUCKY)
+def test_an_ordinary_word_is_no_secret_to_look_for(value, monkeypatch):
+    monkeypatch.setenv("APP_KEY", value)
+    row = {"messages": [{"content": f"the word {value} is in many texts"}]}
+    assert redactor().row(row) is row
+
+
+@pytest.mark.parametrize("value", ["hUnterPassWord", "correct-horse-battery", "qwertyui1"])
+def test_a_value_that_is_no_ordinary_word_is_looked_for(value, monkeypatch):
+    monkeypatch.setenv("APP_KEY", value)
+    assert redactor().text(f"a {value} b") == f"a {MARK} b"
+
+
+class Named(Echo):
+    """A task whose name, files and metadata have unlucky names."""
+
+    def tasks(self, split, seed):
+        yield make_task("reset_password", metadata={"echo1-metadata": 1}, hidden={"answer": "yes"})
+
+
+@pytest.mark.parametrize(
+    "value", ["echo-v0/oracle1", "messages_of_a_record_1", "reset_password_1", "trajectories-of-1"]
+)
+def test_no_unlucky_variable_changes_what_a_record_is_known_by(value, tmp_path, monkeypatch):
+    row = {
+        "key": {"run": value, "task": value},
+        "env": value,
+        "task": {"id": value, "metadata": {"n": 1}},
+        value: [{"arguments": {value: value}}],
+        "tasks": {value: "print"},
+    }
+    monkeypatch.setenv("APP_KEY", value)
+    clean = {**row, value: [{"arguments": {MARK: MARK}}]}
+    assert redactor().row(row) == clean
+
+
+def test_a_name_of_a_file_or_a_task_says_nothing_of_what_it_holds():
+    row = {
+        "artifacts": {"cfg/reset_password": {"text": "x = 1"}},
+        "task": {"id": "t", "files": {"src/password": "def f(): pass"}},
+        "side_effects": {"src/password": "created"},
+        "tasks": {"reset_password": "8c1f"},
+    }
+    assert Redactor().row(row) == row
+
+
+def test_an_evaluation_goes_on_where_its_plan_held_a_secret(tmp_path, monkeypatch):
+    class Played(Named):
+        played = 0
+
+        def __init__(self, db_password="", note=""):
+            self.note = note
+
+        async def close(self):
+            Played.played += 1
+
+    monkeypatch.setenv("APP_KEY", "echo-v0/oracle1")
+    make = functools.partial(Played, db_password="hunter2", note="echo-v0/oracle1")
+    for _ in range(2):
+        evaluate(EvalPlan(make, out=tmp_path))
+    assert Played.played == 1
+    assert json.loads((tmp_path / "plan.json").read_text())["settings"] == {
+        "db_password": MARK,
+        "note": MARK,
     }
 
 

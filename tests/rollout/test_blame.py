@@ -9,9 +9,10 @@ from blame_world import LEASE, YES, Files, Injecting, always
 from chat_server import chat_server, completion, failure
 from helpers import Echo, call, make_task, play_one, rollouts, says, script
 
-from agentrl.errors import BackendAway, SandboxLost, VerifierError
+from agentrl.errors import AnswerFailed, BackendAway, SandboxLost, VerifierError
 from agentrl.policies.options import ServedOptions
 from agentrl.policies.served import ServedPolicy
+from agentrl.rollout.blame import blame
 from agentrl.runner import Runner
 from agentrl.sandboxes import Pool, open_pool
 from agentrl.tools import tool
@@ -35,6 +36,20 @@ def judged(env, code, pool):
 def test_a_lease_on_the_artifact_is_the_agents_fault(bubblewrap):
     ending, why = judged(Files, LEASE, open_pool("bubblewrap", size=1))
     assert ending == (EndReason.ANSWERED, 0.0), why
+
+
+def test_causes_that_go_in_a_circle_are_read_once():
+    first, second = AnswerFailed("a"), AnswerFailed("b")
+    group = ExceptionGroup("both", [first, second])
+    first.__cause__, second.__cause__ = group, second
+
+    async def stands():
+        pass
+
+    for error in (first, second, group):
+        assert asyncio.run(blame(error, True, 0.5, stands))[1].value == 0.0
+    second.__cause__ = BackendAway("gone")
+    assert asyncio.run(blame(first, True, 0.5, stands))[1].value is None
 
 
 CALLS = ("kill_all", "get", "exec")

@@ -247,9 +247,9 @@ def _read(folder: Path) -> _Run:
         if not (folder / name).is_file():
             raise ConfigError(f"{folder} holds no {name}: give the --out folder of an evaluation")
     result, plan = (_json(folder / name) for name in ("eval.json", PLAN))
-    if "budget" not in result:
+    if unsaid := sorted({"budget", "task_ids"} - result.keys()):
         raise ConfigError(
-            f"{folder} says nothing of its budget: run the same `agentrl eval` with that --out"
+            f"{folder}/eval.json has no {unsaid[0]}: run the same `agentrl eval` with that --out"
             " again, which plays nothing anew"
         )
     if result["n_missing"]:
@@ -257,13 +257,16 @@ def _read(folder: Path) -> _Run:
             f"{folder} is not complete ({result['n_missing']} samples missing,"
             f" {result['stopped'] or 'cut short'}): run the same `agentrl eval` again to go on"
         )
-    samples = result["budget"]["samples"]
+    samples, planned = result["budget"]["samples"], set(result["task_ids"])
     latest: dict[tuple[str, int], Episode] = {}
     for episode in read_episodes(folder / "episodes.jsonl").values():
         place = episode.task.id, episode.key.sample
-        if episode.key.sample < samples and (place not in latest or episode.reward is not None):
+        if place[0] not in planned or episode.key.sample >= samples:
+            continue  # recorded by another --limit or --samples: eval.json is not of it
+        if place not in latest or episode.reward is not None:
             latest[place] = episode
-    return _Run(folder, result, plan.get("tasks", {}), list(latest.values()))
+    prints = {task: made for task, made in plan.get("tasks", {}).items() if task in planned}
+    return _Run(folder, result, prints, list(latest.values()))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.errors import ConfigError
 from agentrl.evaluation.budget import read_prices, read_toml
 from agentrl.evaluation.run import EvalPlan
+from agentrl.policies.options import ServedOptions
 from agentrl.records.files import write_json_atomic
 from agentrl.records.owner import owned
 from agentrl.registry import factory
@@ -33,6 +34,7 @@ class Entry(BaseModel):
         tasks: task file, for environments that take one.
         price: as `--price`: "0.15,0.60", or a TOML file of policies.
         engine: options of a `vllm:` policy.
+        served: options of an `openai:` policy, as `--policy-option`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +59,8 @@ class Entry(BaseModel):
     price: str = ""
     concurrency: int = 0
     user: str = ""
+    served: ServedOptions = Field(default_factory=ServedOptions)
+    policy_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ def _cells(entry: Entry, out: Path, where: str) -> Iterator[Cell]:
 
 _SAME = (
     *("split", "limit", "samples", "sandbox", "seed", "temperature", "top_p", "top_k"),
-    *("chat", "engine", "concurrency", "user"),
+    *("chat", "engine", "concurrency", "user", "served", "policy_file"),
 )
 """Fields that an entry and a plan have in common."""
 
