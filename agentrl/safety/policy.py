@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agentrl.safety.globs import path_matches
-from agentrl.safety.shell import UNKNOWN, Access
+from agentrl.safety.shell import UNKNOWN, WORK_AREA, Access
 from agentrl.types import Effect
 
 RuleDecision = Literal["deny", "ask", "allow"]
@@ -27,6 +27,7 @@ DECISIONS: tuple[RuleDecision, ...] = get_args(RuleDecision)
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 _Tuple = Field(strict=False)
+_DEEP = 9  # folders below one another, more than a pattern without `**` has
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,35 +299,58 @@ def _paths(patterns: Sequence[str], accesses: Iterable[Access], strict: bool) ->
     """Whether one (strict) or all of the paths may lie, or surely lie, where a pattern says."""
     if strict:
         return any(_may_lie(pattern, access) for access in accesses for pattern in patterns)
-    return all(any(_surely_lies(pattern, access) for pattern in patterns) for access in accesses)
+    return all(_surely_lies(patterns, access) for access in accesses)
 
 
-def _surely_lies(pattern: str, access: Access) -> bool:
-    if access.path == UNKNOWN or pattern.startswith("/") != access.path.startswith("/"):
+def _surely_lies(patterns: Sequence[str], access: Access) -> bool:
+    """Whether the path, and where it is deep all that may lie below it, is in the patterns."""
+    if access.path == UNKNOWN:
         return False
-    if not access.expands:
-        return path_matches(pattern, access.path)
-    # Only `*` and `**` of a pattern may stand for what the shell expands.
-    hidden = re.sub(r"[*?\[\]]", "\0", access.path)
-    return "?" not in pattern and path_matches(pattern, hidden)
+    # Only `*` and `**` of a pattern may stand for what is not known.
+    path = re.sub(r"[*?\[\]]", "\0", access.path) if access.expands else access.path
+    folder = "" if path == "." else f"{path}/"
+    below = (f"{folder}\0", folder + "/".join("\0" * _DEEP)) if access.deep else ()
+    return all(
+        any(
+            _matches(pattern, one) and ("\0" not in one or "?" not in pattern)
+            for pattern in patterns
+        )
+        for one in (path, *below)
+    )
+
+
+def _matches(pattern: str, path: str) -> bool:
+    if pattern.startswith("/") != path.startswith("/"):
+        return False
+    if path == "." and pattern != "." and pattern.startswith("."):
+        return False  # `.*` is of hidden files, and `.` is the work area
+    return path_matches(pattern, path)
 
 
 def _may_lie(pattern: str, access: Access) -> bool:
-    if access.path == UNKNOWN:
+    """Whether the path, or where it is deep something below it, may be what the pattern says."""
+    path = access.path
+    if path == UNKNOWN:
         return True
-    if pattern.startswith("/") != access.path.startswith("/"):
-        return False
-    if not access.expands:
-        return path_matches(pattern, access.path)
-    wanted, given = pattern.split("/"), access.path.split("/")
-    for place, name in enumerate(given):
-        if place < len(wanted) and "**" in wanted[place]:
+    if access.deep and not pattern.startswith("/"):
+        if path == "." or (WORK_AREA + "/").startswith(path.rstrip("/") + "/"):
             return True
+    if pattern.startswith("/") != path.startswith("/"):
+        return False
+    if not access.expands and not access.deep:
+        return _matches(pattern, path)
+    wanted = pattern.split("/")
+    given = [""] if path == "/" else path.split("/")
+    for place, name in enumerate(given):
         if place >= len(wanted):
             return False
-        if not (re.search(r"[*?\[]", name) or path_matches(wanted[place], name)):
+        if "**" in wanted[place]:
+            return True
+        unknown = access.expands and re.search(r"[*?\[]", name)
+        if not (unknown or path_matches(wanted[place], name)):
             return False
-    return len(wanted) == len(given) or "**" in wanted[len(given)]
+    below = wanted[len(given) :]
+    return access.deep or not below or "**" in below[0]
 
 
 def _command_matches(pattern: str, argv: Sequence[str]) -> bool:
