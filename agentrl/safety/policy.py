@@ -69,7 +69,7 @@ class ArgumentRule(BaseModel):
     model_config = _STRICT
 
     one_of: Annotated[tuple[str | int | float | bool, ...] | None, _Tuple] = None
-    """Values, compared with their types."""
+    """Values; numbers are compared with numbers, text with text."""
     matches: str | None = None
     """A regular expression for the whole text."""
     min: float | None = None
@@ -102,10 +102,10 @@ class ArgumentRule(BaseModel):
     def holds(self, value: Any) -> bool | None:
         """Whether a value fulfils it; None where it is of a type that cannot be compared."""
         if self.one_of is not None:
-            found = any(type(value) is type(one) and value == one for one in self.one_of)
-            return found or (None if isinstance(value, dict | list) else False)
+            alike = [one for one in self.one_of if _kind(one) is _kind(value) is not None]
+            return value in alike if alike else None
         if self.min is not None or self.max is not None:
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if _kind(value) is not float:
                 return None
             low = self.min is None or value >= self.min
             return low and (self.max is None or value <= self.max)
@@ -113,6 +113,14 @@ class ArgumentRule(BaseModel):
             return None
         short = self.longest is None or len(value) <= self.longest
         return short and (self.matches is None or _fullmatch(self.matches, value))
+
+
+def _kind(value: Any) -> type | None:
+    """What a value may be compared with; None: with nothing, itself included, as NaN."""
+    if isinstance(value, bool | str):
+        return type(value)
+    number = isinstance(value, int | float) and value == value
+    return float if number else None
 
 
 class Rule(BaseModel):
@@ -143,7 +151,7 @@ class Rule(BaseModel):
     """What the agent is told where it is denied: nothing of the task."""
     transaction: bool = False
     """Of a permission for a reversible tool: run it, and undo it where it changed other files than
-    `writes` names, or failed."""
+    `writes` names, or failed. One such action makes the whole call a transaction."""
 
     @model_validator(mode="after")
     def _sound(self) -> Rule:
@@ -160,6 +168,7 @@ class Rule(BaseModel):
             (not self.tools or any(path_matches(one, action.tool) for one in self.tools))
             and (not self.effects or action.effect in self.effects)
             and (not self.commands or self._commands(action, strict))
+            and (strict or self.transaction or not (self.paths or self.writes) or _named(action))
             and (not self.paths or _paths(self.paths, action.accesses, strict))
             and (not self.writes or self._writes(action, strict))
             and (not self.taint or _any(self.taint, action.taint))
@@ -238,9 +247,11 @@ class SafetyPolicy(BaseModel):
     """Of one episode."""
     paths: Annotated[tuple[str, ...], _Tuple] = (
         *("path", "*_path", "file", "filename", "directory", "folder"),
-        *("source", "destination", "target", "cwd"),
+        *("source", "destination", "target", "cwd", "src", "dst", "dest", "dir", "output"),
+        *("paths", "*_paths", "filepath", "files", "filenames", "*_file", "*_dir", "*_files"),
+        *("directories", "folders", "dirs", "outputs", "sources", "targets"),
     )
-    """Patterns of names of arguments that are paths."""
+    """Patterns of names of arguments that are paths, in lists and tables too."""
     untrusted: Annotated[tuple[str, ...], _Tuple] = ("*",)
     """Patterns of tools whose results anybody may have written."""
     endorsing: Annotated[tuple[str, ...], _Tuple] = ()
@@ -281,6 +292,11 @@ class SafetyPolicy(BaseModel):
         judged = [(EFFECTS.index(action.effect), self._one(action)) for action in actions]
         return min(judged, key=lambda one: (DECISIONS.index(one[1][0].decision), -one[0]))[1]
 
+    def transactions(self, actions: Sequence[Action]) -> tuple[Rule, ...]:
+        """The rules that allow an action of a call only if the call can be undone."""
+        found = [rule for _, rule in map(self._one, actions) if rule is not None]
+        return tuple(rule for rule in found if rule.transaction)
+
     def _one(self, action: Action) -> tuple[Ruling, Rule | None]:
         for rule in self.ordered:
             if rule.matches(action):
@@ -289,6 +305,11 @@ class SafetyPolicy(BaseModel):
 
 
 _DEFAULT = Ruling("deny", "default", "no rule of the policy allows this call")
+
+
+def _named(action: Action) -> bool:
+    """Whether a tool that changes something names a path: a shell step that names none has none."""
+    return action.shell or action.effect != "write" or bool(action.accesses)
 
 
 def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
@@ -327,14 +348,18 @@ def _matches(pattern: str, path: str) -> bool:
     return path_matches(pattern, path)
 
 
+def _folder(path: str) -> str:
+    return f"{path.rstrip('/')}/"
+
+
 def _may_lie(pattern: str, access: Access) -> bool:
     """Whether the path, or where it is deep something below it, may be what the pattern says."""
     path = access.path
     if path == UNKNOWN:
         return True
-    if access.deep and not pattern.startswith("/"):
-        if path == "." or (WORK_AREA + "/").startswith(path.rstrip("/") + "/"):
-            return True
+    inside = not pattern.startswith("/")
+    if access.deep and inside and (path == "." or f"{WORK_AREA}/".startswith(_folder(path))):
+        return True
     if pattern.startswith("/") != path.startswith("/"):
         return False
     if not access.expands and not access.deep:

@@ -146,8 +146,10 @@ _FIND_TESTS |= {"-maxdepth": 1, "-mindepth": 1, "-mtime": 1, "-mmin": 1, "-empty
 _FIND_TESTS |= {"-print0": 0, "-not": 0, "!": 0, "-o": 0, "-a": 0, "-readable": 0, "-prune": 0}
 _GLOB = re.compile(r"[*?\[]")
 _STDIN = frozenset(
-    "cat tac head tail wc nl cut paste fold sort diff cmp comm md5sum sha1sum sha256sum grep egrep"
-    " fgrep sed".split()
+    {
+        *("cat", "tac", "head", "tail", "wc", "nl", "cut", "paste", "fold", "sort", "diff", "cmp"),
+        *("comm", "md5sum", "sha1sum", "sha256sum", "grep", "egrep", "fgrep", "sed"),
+    }
 )
 """Programs for which `-` is their input, and not a file of that name."""
 # Bash evaluates what `-v`, `-R` and comparisons of numbers are given; these evaluate nothing.

@@ -34,6 +34,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\-*?\[\]~^#!]*")
 _EXPANDS = re.compile(r"[*?\[]")
 _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _STREAMS = {"/dev/null", "/dev/stdout", "/dev/stderr"}
+_ABOVE = len(WORK_AREA.split("/"))
 _MOST_PLACES = 16
 _LONGEST = 20_000
 
@@ -247,7 +248,9 @@ class _Reading:
             yield Access(UNKNOWN, writes)
             return
         for path in resolve(word.text, self.places):
-            yield Access(path, writes, word.expands)
+            above = path.split("/")[:_ABOVE] if path.startswith("/") and word.expands else []
+            inside = _EXPANDS.search("/".join(above))  # `/sandbox/w*/x` may be in the work area
+            yield Access(UNKNOWN if inside else path, writes, word.expands)
 
     def _word(self, node: Node) -> Word:
         """A literal word.
