@@ -52,6 +52,11 @@ def _reader(flags: str = "", *names: str, **valued: Use) -> Program:
     return Program("read", "read", _flags(flags, *names), options, harmless=True)
 
 
+def _list_reader(flags: str = "", *names: str, **valued: Use) -> Program:
+    """Of a program with an option that names a list of files or writes one: `wc --files0-from`."""
+    return replace(_reader(flags, *names, **valued), harmless=False)
+
+
 # Addresses with p, d or q, and plain substitutions: `w`, `r` and `e` open files and run commands.
 _SED = re.compile(
     r"(?:\d+|\$)?(?:,(?:\d+|\$))?[pdq=]|(?:\d+(?:,\d+)?)?s([/|#,])(?:(?!\1)[^\\\n])*\1"
@@ -70,7 +75,7 @@ _GREP = Program(
     harmless=True,
     deep=_RECURSIVE,
 )
-_SUM = _reader("bt")
+_SUM = _list_reader("bt")
 _ECHO = Program("read", "text", harmless=True)
 _WEB = Program("network", "text")
 
@@ -79,21 +84,21 @@ PROGRAMS: Mapping[str, Program] = {
     "tac": _reader(),
     "head": _reader("qvz", n="text", c="text", lines="text", bytes="text"),
     "tail": _reader("qvz", n="text", c="text", lines="text", bytes="text"),
-    "wc": _reader("clmLw", "lines", "words", "bytes", "chars"),
+    "wc": _list_reader("clmLw", "lines", "words", "bytes", "chars"),
     "ls": replace(
         _reader("1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXZ", "all", "almost-all", "color"),
         deep=frozenset({"-R"}),
     ),
     "stat": _reader("Lt", c="text", format="text"),
-    "file": _reader("bi", "brief", "mime"),
-    "du": replace(_reader("abchkmsx", d="text"), deep=None),
+    "file": _list_reader("bi", "brief", "mime"),
+    "du": replace(_list_reader("abchkmsx", d="text"), deep=None),
     "df": _reader("hkiT"),
     "nl": _reader(b="text", w="text"),
     "cut": _reader("sz", d="text", f="text", c="text", b="text"),
     "paste": _reader("sz", d="text"),
     "fold": _reader("bs", w="text"),
     "rev": _reader(),
-    "diff": replace(_reader("abBcdeEinqrsuwyN", "brief", U="text"), deep=None),
+    "diff": replace(_list_reader("abBcdeEinqrsuwyN", "brief", U="text"), deep=None),
     "cmp": _reader("bls"),
     "comm": _reader("123z"),
     "basename": Program("read", "text", _flags("az"), {"-s": "text"}, harmless=True),
