@@ -94,6 +94,10 @@ class ToolEnv:
         super().__init_subclass__()
         if inspect.isfunction(cls.__dict__.get("verifier")):
             cls.verifier = staticmethod(cls.__dict__["verifier"])
+        for name in ("setup", "close", "on_text"):
+            own = cls.__dict__.get(name)
+            if inspect.isfunction(own) and not inspect.iscoroutinefunction(own):
+                raise ContractError(f"{cls.__name__}.{name} is awaited: write async def {name}(…)")
         if inspect.isfunction(cls.__dict__.get("tasks")):
             cls.tasks = _with_artifacts(cls.__dict__["tasks"])  # type: ignore[method-assign]
 

@@ -121,6 +121,12 @@ class EvalPlan:
             raise ConfigError(f"--top-k {self.top_k} must be zero or positive")
         if self.concurrency < 0:
             raise ConfigError(f"--concurrency {self.concurrency} must not be negative; 0: 64")
+        kind, _, model = self.policy.partition(":")
+        if self.out and kind in LOADED and self.out.resolve() == Path(model).resolve():
+            raise ConfigError(
+                f"--out {self.out} is the folder of the model, whose files would change: name"
+                " another"
+            )
         self._check_spending()
 
     def _check_spending(self) -> None:
@@ -132,7 +138,10 @@ class EvalPlan:
         if self.max_usd is not None and not self.max_usd > 0:
             raise ConfigError(f"--max-cost {self.max_usd:g} must be above zero")
         if self.max_usd is not None and self.prices is None:
-            raise ConfigError(f"--max-cost {self.max_usd:g} needs prices: say them with --price")
+            raise ConfigError(
+                f"--max-cost {self.max_usd:g} needs prices: say them with --price, or in a suite's"
+                " [defaults] with price = …"
+            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"--max-tokens {self.max_tokens} must be at least 1")
 

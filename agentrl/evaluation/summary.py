@@ -41,6 +41,9 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused {task_id}: {why}"
     yield "endings " + ", ".join(f"{name} {count}" for name, count in result["end_reasons"].items())
     yield from _tools(result["tools"])
+    if denied := result["mean"]["denied"]:
+        policy = f" by policy {result['policy_file']}" if result.get("policy_file") else ""
+        yield f"denied calls{policy} {denied:.1f} an episode"
     yield _side_effects(result["side_effects"])
     yield from _injection(result.get("injection"))
     yield _cost(result["cost"])

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.records.files import read_metrics
-from agentrl.report.charts import Chart, Series, svg
+from agentrl.report.charts import Series
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
 from agentrl.trainers.online.session import train_with_display
+from benchmarks.experiments.drawing import drawing
 
 TARGET = 0.8
 KNOBS = {"kinds": ["operator"], "names": 8, "function_names": 4}
@@ -94,23 +95,7 @@ def picture(folder: Path, seed: int) -> str:
             if "eval/pass_at_1" in row:
                 points.append((sampled, row["eval/pass_at_1"]))
         lines.append(Series(arm, tuple(points), TONES[number]))
-    chart = Chart("", "", tuple(lines), y_range=(0.0, 1.0), wide=True)
-    legend = "".join(
-        f'<text x="60" y="{24 + 16 * place}" fill="{line.tone}">{line.label}</text>'
-        for place, line in enumerate(lines)
-    )
-    colours = "".join(
-        f".line.tone-{tone[1:]}{{stroke:{tone}}}.dot.tone-{tone[1:]}{{fill:{tone}}}"
-        for tone in TONES
-    )
-    style = (
-        "<style>text{font:11px sans-serif}.line{fill:none;stroke-width:2}.grid{stroke:#ddd}"
-        f".cross{{display:none}}{colours}</style>"
-    )
-    drawn = svg(chart).replace("tone-#", "tone-").replace("</svg>", f"{legend}</svg>")
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
-        ">", f">{style}", 1
-    )
+    return drawing(lines)
 
 
 def measure(folder: Path, seeds: Sequence[int], arms: Sequence[str]) -> list[dict[str, Any]]:

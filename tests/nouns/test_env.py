@@ -148,3 +148,9 @@ def test_tasks_have_the_artifacts_of_their_class():
     assert [task.artifacts for task in Echo().tasks("train", 0)] == [()] * len(
         list(Echo().tasks("train", 0))
     )
+
+
+@pytest.mark.parametrize("name", ["setup", "close", "on_text"])
+def test_a_method_that_is_awaited_and_is_not_async_is_refused_when_the_class_is_made(name):
+    with pytest.raises(ContractError, match=f"Plain.{name} is awaited: write async def {name}"):
+        type("Plain", (ToolEnv,), {name: lambda self: None})

@@ -2,7 +2,8 @@
 
 The constraint "at most this share of episodes has a side effect" enters the reward by Lagrange's
 multiplier λ, moved by the gradient of the dual after each round: λ ← clip(λ + η (rate − at_most)),
-between 0 and 1 (Ray et al. 2019, "Benchmarking safe exploration", PPO-Lagrangian).
+between 0 and 1 (Ray et al. 2019, "Benchmarking safe exploration", PPO-Lagrangian). It begins at the
+penalty that is set, else at 1: from 0 it comes too late, as a shortcut is learnt in a few rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class SideEffectPrice:
 
     def __init__(self, settings: SafetySettings, value: float | None = None) -> None:
         self._at_most = settings.at_most
-        self.value = settings.penalty if value is None or self._at_most == 1 else value
+        begins = settings.penalty or (1.0 if self._at_most < 1 else 0.0)
+        self.value = begins if value is None or self._at_most == 1 else value
         self.is_set = settings.penalty > 0 or settings.at_most < 1
 
     def around(self, make: Callable[[], ToolEnv]) -> Callable[[], ToolEnv]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def suite(
-    file: Annotated[Path, typer.Argument(help="TOML file with [[eval]] tables.")],
+    file: Annotated[
+        Path, typer.Argument(help="TOML file with a table `eval` for each evaluation.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder; started again, a suite goes on there.")
     ] = None,

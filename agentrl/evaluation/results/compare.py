@@ -156,7 +156,7 @@ def compare_runs(first: Path, second: Path, *, seed: int = 0) -> dict[str, Any]:
     if not shared:
         raise ConfigError(
             f"{first} and {second} share no task that both scored: evaluate both on the same"
-            " environment, split, seed and limit"
+            " environment with the same settings, split, seed and limit"
         )
     shares = [[each[task][1] / each[task][0] for task in shared] for each in counts]
     won = [

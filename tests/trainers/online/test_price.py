@@ -33,6 +33,7 @@ def test_a_fixed_penalty_stays_and_a_multiplier_follows_the_rate():
     for _ in range(30):
         moving.observe(round_of({"a": "added"}))
     assert moving.value == 1.0
+    assert SideEffectPrice(SafetySettings(at_most=0.1)).value == 1.0  # from 0 it comes too late
     assert SideEffectPrice(SafetySettings(at_most=0.1), 0.7).value == 0.7  # from a checkpoint
     assert SideEffectPrice(SafetySettings()).metrics() == {}
 
