@@ -1,8 +1,11 @@
-"""A uid of this machine for each sandbox, so that what the kernel counts per user is not shared.
+"""A uid of its own for each sandbox, so that what the kernel counts per user is not shared.
 
 Descriptors in flight between local sockets, pages in pipes and epoll watches are counted for the
 real uid of this machine, and no namespace divides them. Root has uids; an ordinary user has those
 that /etc/subuid lists for him, and `newuidmap` hands them out (newuidmap(1), subuid(5)).
+
+That no two sandboxes have the same is known within one network namespace alone, since the names of
+the locks are per network namespace.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ _PROBE_S = 10.0
 
 
 class Uid:
-    """A uid that no other sandbox of this machine has while this object is open.
+    """A uid that no other sandbox started in this network namespace has while this object is open.
 
-    The lock is the name of a socket, which the kernel frees when its process ends in any way.
+    The lock is the name of an abstract socket (unix(7)), which the kernel keeps per network
+    namespace and frees when its process ends in any way.
     """
 
     def __init__(self, numbers: range) -> None:
@@ -49,9 +53,7 @@ class Uid:
             else:
                 return
         self._lock.close()
-        raise SandboxLost(
-            f"all {len(numbers)} uids for sandboxes are taken on this machine: close some sandboxes"
-        )
+        raise SandboxLost(f"all {len(numbers)} uids for sandboxes are taken: close some sandboxes")
 
     def release(self) -> None:
         """Give it back; safe to call twice."""

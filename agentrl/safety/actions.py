@@ -32,8 +32,7 @@ def actions_of(
     accesses = tuple(
         access
         for name, value in arguments.items()
-        if any_matches(path_names, name)
-        for access in _accesses(value, writes)
+        for access in _accesses(value, path_names, writes, any_matches(path_names, name))
     )
     if not tool.shell:
         return (Action(tool.name, tool.effect, arguments, accesses, (), taint),), places
@@ -68,15 +67,30 @@ def with_defaults(call: ToolCall, tool: ToolSpec) -> Mapping[str, Any]:
     return {**defaults, **call.arguments}
 
 
-def _accesses(value: Any, writes: bool) -> Iterator[Access]:
-    if isinstance(value, str):
-        for path in resolve(value):
-            yield Access(path, writes)
+def _accesses(
+    value: Any, path_names: Sequence[str], writes: bool, is_path: bool, depth: int = 0
+) -> Iterator[Access]:
+    """The paths in a value: itself where it is one, else those in its lists and tables."""
+    below = depth + 1
+    if depth > _DEEPEST:
+        yield from ANYTHING
     elif isinstance(value, list):
         for item in value:
-            yield from _accesses(item, writes)
-    elif value is not None:
+            yield from _accesses(item, path_names, writes, is_path, below)
+    elif isinstance(value, dict):
+        found = [
+            access
+            for name, item in value.items()
+            for access in _accesses(item, path_names, writes, any_matches(path_names, name), below)
+        ]
+        in_list = is_path and depth > 0 and bool(found)
+        yield from found if in_list or not is_path else ANYTHING
+    elif is_path and isinstance(value, str):
+        for path in resolve(value):
+            yield Access(path, writes)
+    elif is_path and value is not None:
         yield from ANYTHING
 
 
+_DEEPEST = 20
 _NO_TEXT = CommandLine(read_command("\0").steps, HERE)

@@ -24,6 +24,7 @@ from agentrl.safety.globs import path_matches
 
 Answer = Literal["approve", "deny"]
 _MOST_ANSWER_BYTES = 10_000
+_MOST_SHOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,12 @@ class AtTerminal:
         self._turn = asyncio.Lock()
 
     async def answer(self, request: Request) -> Approval:
-        """`y` or `yes` approves; anything else, the end of input included, denies."""
+        """`y` or `yes` approves; anything else, the end of input included, denies.
+
+        Nobody is asked about what cannot be shown whole.
+        """
+        if len(request.preview) > _MOST_SHOWN:
+            return Approval("deny", f"terminal: more than {_MOST_SHOWN} characters to show")
         async with self._turn:
             shown, rule = plain(request.preview, lines=True), plain(request.rule)
             print(

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from agentrl.calls import CallContext, Decision, Guard, Opening, ToolResult
 from agentrl.errors import ConfigError, ContractError
+from agentrl.records.plain import plain
 from agentrl.safety.actions import actions_of, strictest
 from agentrl.safety.approval import Approver, Request, open_approver
 from agentrl.safety.canaries import Canaries
 from agentrl.safety.globs import any_matches
 from agentrl.safety.ledger import changed_files
 from agentrl.safety.policy import Action, Rule, Ruling, SafetyPolicy
-from agentrl.safety.shell import HERE
+from agentrl.safety.shell import HERE, UNKNOWN
 from agentrl.safety.taint import Taint
 from agentrl.sandboxes.base import FileInfo, Sandbox, Snapshot
 from agentrl.types import Message, ToolCall, ToolSpec
@@ -45,10 +46,12 @@ def guard_factory(policy: SafetyPolicy, *, deterministic: bool = False) -> Calla
 
 
 class _Undo:
-    """What a call that may be undone started from."""
+    """What a call that may be undone started from, and what it may change."""
 
-    def __init__(self, rule: Rule, snapshot: Snapshot, files: Sequence[FileInfo]) -> None:
-        self.rule, self.snapshot, self.files = rule, snapshot, files
+    def __init__(
+        self, writes: Sequence[str], snapshot: Snapshot, files: Sequence[FileInfo]
+    ) -> None:
+        self.writes, self.snapshot, self.files = writes, snapshot, files
 
 
 class PolicyGuard(Guard):
@@ -80,10 +83,10 @@ class PolicyGuard(Guard):
         """Judge a call; see `agentrl.safety.policy`."""
         taint = self._taint.sources_of(dict(call.arguments))
         actions, places = actions_of(call, tool, self._policy.paths, taint, self._places)
-        ruling, rule = self._policy.judge(actions)
+        ruling, _ = self._policy.judge(actions)
         effect, by = strictest(actions), ""
         if ruling.decision != "deny" and (why := self._over_budget(call)):
-            ruling, rule = Ruling("deny", _BUDGET, why), None
+            ruling = Ruling("deny", _BUDGET, why)
         if ruling.decision == "ask":
             request = Request(
                 preview(call, tool, actions),
@@ -101,7 +104,7 @@ class PolicyGuard(Guard):
         if decision.result is not None:
             return self._denied(self._decision)
         self._places = places
-        await self._open_undo(rule, tool, context, effect)
+        await self._open_undo(self._policy.transactions(actions), tool, context, effect)
         self._began_s = time.monotonic()
         return self._decision
 
@@ -161,7 +164,7 @@ class PolicyGuard(Guard):
         return ""
 
     async def _open_undo(
-        self, rule: Rule | None, tool: ToolSpec, context: CallContext, effect: str
+        self, rules: Sequence[Rule], tool: ToolSpec, context: CallContext, effect: str
     ) -> None:
         """Take a snapshot where this call may have to be undone.
 
@@ -169,15 +172,17 @@ class PolicyGuard(Guard):
             ContractError: a transaction was asked for of a tool that cannot be undone.
         """
         dry = self._policy.dry_run and effect != "read"
-        if rule is None or not (rule.transaction or dry):
+        if not (rules or dry):
             return
         if not tool.reversible or context.sandbox is None:
+            asks = f"rule {rules[0].id!r}: transaction=true" if rules else "dry_run=true"
             raise ContractError(
-                f"rule {rule.id!r}: transaction=true needs a tool with @tool(reversible=True) and a"
+                f"{asks} needs a tool with @tool(reversible=True) and a"
                 f" sandbox, and {tool.name} is none: leave it out"
             )
         sandbox = context.sandbox
-        self._undo = _Undo(rule, await sandbox.snapshot(), await sandbox.manifest())
+        writes = [pattern for rule in rules for pattern in rule.writes]
+        self._undo = _Undo(writes, await sandbox.snapshot(), await sandbox.manifest())
 
     async def _settle(self, undo: _Undo, result: ToolResult, sandbox: Sandbox) -> Decision | None:
         """Undo the call where it is a dry run, failed, or changed what it must not."""
@@ -188,7 +193,7 @@ class PolicyGuard(Guard):
             told = "\n".join(lines[:_MOST_LINES]) or "no file would change"
             text = f"dry run, undone; it would answer:\n{result.text}\nand change:\n{told}"
             return replace(self._decision, result=ToolResult(text), verdict="preview")
-        wrong = [path for path, _, _ in changed if not any_matches(undo.rule.writes, path)]
+        wrong = [path for path, _, _ in changed if not any_matches(undo.writes, path)]
         if not wrong and result.error is None:
             return None
         await sandbox.restore(undo.snapshot)
@@ -198,26 +203,20 @@ class PolicyGuard(Guard):
 
 
 def preview(call: ToolCall, tool: ToolSpec, actions: Sequence[Action]) -> str:
-    """What a call would do, in lines of text: nothing is left out but the middle of long values."""
-    said = ", ".join(f"{name}={_short(value)}" for name, value in call.arguments.items())
+    """What a call would do, in lines of text: nothing is left out, and no text can add a line."""
+    said = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
     lines = [f"{call.name}({said}), effect {strictest(actions)}"]
     if tool.shell:
-        for action in actions[:_MOST_LINES]:
+        for action in actions:
             words = " ".join(action.argv) or "(a part that is not understood)"
-            lines.append(f"  runs: {words}, effect {action.effect}")
+            lines.append(f"  runs ({action.effect}): {words}")
     for access in dict.fromkeys(one for action in actions for one in action.accesses):
-        path = "any path" if access.path == "?" else access.path
-        lines.append(f"  {'writes' if access.writes else 'reads'}: {path}")
+        path = "any path" if access.path == UNKNOWN else access.path
+        below = " and below" if access.deep else ""
+        lines.append(f"  {'writes' if access.writes else 'reads'}{below}: {path}")
     if actions[0].taint:
         lines.append(f"  holds text that came from: {', '.join(actions[0].taint)}")
-    return "\n".join(lines)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return (
-        text if len(text) <= 400 else f"{text[:250]}…[{len(text) - 350} characters]…{text[-100:]}"
-    )
+    return "\n".join(plain(line) for line in lines)
 
 
 def fenced(tool: str, result: ToolResult) -> ToolResult:

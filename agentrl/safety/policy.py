@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agentrl.safety.globs import path_matches
-from agentrl.safety.shell import UNKNOWN, Access
+from agentrl.safety.shell import UNKNOWN, WORK_AREA, Access
 from agentrl.types import Effect
 
 RuleDecision = Literal["deny", "ask", "allow"]
@@ -27,6 +27,7 @@ DECISIONS: tuple[RuleDecision, ...] = get_args(RuleDecision)
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 _Tuple = Field(strict=False)
+_DEEP = 9  # folders below one another, more than a pattern without `**` has
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class ArgumentRule(BaseModel):
     model_config = _STRICT
 
     one_of: Annotated[tuple[str | int | float | bool, ...] | None, _Tuple] = None
-    """Values, compared with their types."""
+    """Values; numbers are compared with numbers, text with text."""
     matches: str | None = None
     """A regular expression for the whole text."""
     min: float | None = None
@@ -101,10 +102,10 @@ class ArgumentRule(BaseModel):
     def holds(self, value: Any) -> bool | None:
         """Whether a value fulfils it; None where it is of a type that cannot be compared."""
         if self.one_of is not None:
-            found = any(type(value) is type(one) and value == one for one in self.one_of)
-            return found or (None if isinstance(value, dict | list) else False)
+            alike = [one for one in self.one_of if _kind(one) is _kind(value) is not None]
+            return value in alike if alike else None
         if self.min is not None or self.max is not None:
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if _kind(value) is not float:
                 return None
             low = self.min is None or value >= self.min
             return low and (self.max is None or value <= self.max)
@@ -112,6 +113,14 @@ class ArgumentRule(BaseModel):
             return None
         short = self.longest is None or len(value) <= self.longest
         return short and (self.matches is None or _fullmatch(self.matches, value))
+
+
+def _kind(value: Any) -> type | None:
+    """What a value may be compared with; None: with nothing, itself included, as NaN."""
+    if isinstance(value, bool | str):
+        return type(value)
+    number = isinstance(value, int | float) and value == value
+    return float if number else None
 
 
 class Rule(BaseModel):
@@ -142,7 +151,7 @@ class Rule(BaseModel):
     """What the agent is told where it is denied: nothing of the task."""
     transaction: bool = False
     """Of a permission for a reversible tool: run it, and undo it where it changed other files than
-    `writes` names, or failed."""
+    `writes` names, or failed. One such action makes the whole call a transaction."""
 
     @model_validator(mode="after")
     def _sound(self) -> Rule:
@@ -159,6 +168,7 @@ class Rule(BaseModel):
             (not self.tools or any(path_matches(one, action.tool) for one in self.tools))
             and (not self.effects or action.effect in self.effects)
             and (not self.commands or self._commands(action, strict))
+            and (strict or self.transaction or not (self.paths or self.writes) or _named(action))
             and (not self.paths or _paths(self.paths, action.accesses, strict))
             and (not self.writes or self._writes(action, strict))
             and (not self.taint or _any(self.taint, action.taint))
@@ -237,9 +247,11 @@ class SafetyPolicy(BaseModel):
     """Of one episode."""
     paths: Annotated[tuple[str, ...], _Tuple] = (
         *("path", "*_path", "file", "filename", "directory", "folder"),
-        *("source", "destination", "target", "cwd"),
+        *("source", "destination", "target", "cwd", "src", "dst", "dest", "dir", "output"),
+        *("paths", "*_paths", "filepath", "files", "filenames", "*_file", "*_dir", "*_files"),
+        *("directories", "folders", "dirs", "outputs", "sources", "targets"),
     )
-    """Patterns of names of arguments that are paths."""
+    """Patterns of names of arguments that are paths, in lists and tables too."""
     untrusted: Annotated[tuple[str, ...], _Tuple] = ("*",)
     """Patterns of tools whose results anybody may have written."""
     endorsing: Annotated[tuple[str, ...], _Tuple] = ()
@@ -280,6 +292,11 @@ class SafetyPolicy(BaseModel):
         judged = [(EFFECTS.index(action.effect), self._one(action)) for action in actions]
         return min(judged, key=lambda one: (DECISIONS.index(one[1][0].decision), -one[0]))[1]
 
+    def transactions(self, actions: Sequence[Action]) -> tuple[Rule, ...]:
+        """The rules that allow an action of a call only if the call can be undone."""
+        found = [rule for _, rule in map(self._one, actions) if rule is not None]
+        return tuple(rule for rule in found if rule.transaction)
+
     def _one(self, action: Action) -> tuple[Ruling, Rule | None]:
         for rule in self.ordered:
             if rule.matches(action):
@@ -290,6 +307,11 @@ class SafetyPolicy(BaseModel):
 _DEFAULT = Ruling("deny", "default", "no rule of the policy allows this call")
 
 
+def _named(action: Action) -> bool:
+    """Whether a tool that changes something names a path: a shell step that names none has none."""
+    return action.shell or action.effect != "write" or bool(action.accesses)
+
+
 def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
     return any(path_matches(pattern, name) for pattern in patterns for name in names)
 
@@ -298,35 +320,62 @@ def _paths(patterns: Sequence[str], accesses: Iterable[Access], strict: bool) ->
     """Whether one (strict) or all of the paths may lie, or surely lie, where a pattern says."""
     if strict:
         return any(_may_lie(pattern, access) for access in accesses for pattern in patterns)
-    return all(any(_surely_lies(pattern, access) for pattern in patterns) for access in accesses)
+    return all(_surely_lies(patterns, access) for access in accesses)
 
 
-def _surely_lies(pattern: str, access: Access) -> bool:
-    if access.path == UNKNOWN or pattern.startswith("/") != access.path.startswith("/"):
+def _surely_lies(patterns: Sequence[str], access: Access) -> bool:
+    """Whether the path, and where it is deep all that may lie below it, is in the patterns."""
+    if access.path == UNKNOWN:
         return False
-    if not access.expands:
-        return path_matches(pattern, access.path)
-    # Only `*` and `**` of a pattern may stand for what the shell expands.
-    hidden = re.sub(r"[*?\[\]]", "\0", access.path)
-    return "?" not in pattern and path_matches(pattern, hidden)
+    # Only `*` and `**` of a pattern may stand for what is not known.
+    path = re.sub(r"[*?\[\]]", "\0", access.path) if access.expands else access.path
+    folder = "" if path == "." else f"{path}/"
+    below = (f"{folder}\0", folder + "/".join("\0" * _DEEP)) if access.deep else ()
+    return all(
+        any(
+            _matches(pattern, one) and ("\0" not in one or "?" not in pattern)
+            for pattern in patterns
+        )
+        for one in (path, *below)
+    )
+
+
+def _matches(pattern: str, path: str) -> bool:
+    if pattern.startswith("/") != path.startswith("/"):
+        return False
+    if path == "." and pattern != "." and pattern.startswith("."):
+        return False  # `.*` is of hidden files, and `.` is the work area
+    return path_matches(pattern, path)
+
+
+def _folder(path: str) -> str:
+    return f"{path.rstrip('/')}/"
 
 
 def _may_lie(pattern: str, access: Access) -> bool:
-    if access.path == UNKNOWN:
+    """Whether the path, or where it is deep something below it, may be what the pattern says."""
+    path = access.path
+    if path == UNKNOWN:
         return True
-    if pattern.startswith("/") != access.path.startswith("/"):
+    inside = not pattern.startswith("/")
+    if access.deep and inside and (path == "." or f"{WORK_AREA}/".startswith(_folder(path))):
+        return True
+    if pattern.startswith("/") != path.startswith("/"):
         return False
-    if not access.expands:
-        return path_matches(pattern, access.path)
-    wanted, given = pattern.split("/"), access.path.split("/")
+    if not access.expands and not access.deep:
+        return _matches(pattern, path)
+    wanted = pattern.split("/")
+    given = [""] if path == "/" else path.split("/")
     for place, name in enumerate(given):
-        if place < len(wanted) and "**" in wanted[place]:
-            return True
         if place >= len(wanted):
             return False
-        if not (re.search(r"[*?\[]", name) or path_matches(wanted[place], name)):
+        if "**" in wanted[place]:
+            return True
+        unknown = access.expands and re.search(r"[*?\[]", name)
+        if not (unknown or path_matches(wanted[place], name)):
             return False
-    return len(wanted) == len(given) or "**" in wanted[len(given)]
+    below = wanted[len(given) :]
+    return access.deep or not below or "**" in below[0]
 
 
 def _command_matches(pattern: str, argv: Sequence[str]) -> bool:

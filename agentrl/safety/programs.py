@@ -2,7 +2,8 @@
 the strictest class: nothing is said of it.
 
 The table is short on purpose. Interpreters, `git`, `awk`, `xargs`, `env`, `ln` and `tar` are not in
-it: each can run something else, or lead a later path out of the work area.
+it: each can run something else, or lead a later path out of the work area. Nor are the programs of
+binutils, as `strings`: they read options from a file that an operand `@file` names.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from agentrl.types import Effect
 
@@ -30,6 +31,7 @@ class Program:
         valued: options with a value -> what the value names.
         words: what an operand that is text may be; None for anything.
         harmless: no option of it does more, so that a file named like an option changes nothing.
+        deep: options with which it goes into folders; None where it does so without one.
     """
 
     effect: Effect
@@ -38,6 +40,7 @@ class Program:
     valued: Mapping[str, Use] = field(default_factory=dict)
     words: re.Pattern[str] | None = None
     harmless: bool = False
+    deep: frozenset[str] | None = frozenset()
 
 
 def _flags(letters: str = "", *names: str) -> frozenset[str]:
@@ -49,11 +52,17 @@ def _reader(flags: str = "", *names: str, **valued: Use) -> Program:
     return Program("read", "read", _flags(flags, *names), options, harmless=True)
 
 
+def _list_reader(flags: str = "", *names: str, **valued: Use) -> Program:
+    """Of a program with an option that names a list of files or writes one: `wc --files0-from`."""
+    return replace(_reader(flags, *names, **valued), harmless=False)
+
+
 # Addresses with p, d or q, and plain substitutions: `w`, `r` and `e` open files and run commands.
 _SED = re.compile(
     r"(?:\d+|\$)?(?:,(?:\d+|\$))?[pdq=]|(?:\d+(?:,\d+)?)?s([/|#,])(?:(?!\1)[^\\\n])*\1"
     r"(?:(?!\1)[^\\\n])*\1[gIip]*"
 )
+_RECURSIVE = frozenset({"-r", "-R", "--recursive"})
 _GREP_VALUED: Mapping[str, Use] = {
     **{"-A": "text", "-B": "text", "-C": "text", "-m": "text", "--include": "text"},
     **{"--exclude": "text", "--exclude-dir": "text", "--color": "text"},
@@ -64,8 +73,9 @@ _GREP = Program(
     _flags("EFGPiIvwxcnHhlLoqsrzabyU", "ignore-case", "count", "line-number", "recursive"),
     _GREP_VALUED,
     harmless=True,
+    deep=_RECURSIVE,
 )
-_SUM = _reader("bt")
+_SUM = _list_reader("bt")
 _ECHO = Program("read", "text", harmless=True)
 _WEB = Program("network", "text")
 
@@ -74,19 +84,21 @@ PROGRAMS: Mapping[str, Program] = {
     "tac": _reader(),
     "head": _reader("qvz", n="text", c="text", lines="text", bytes="text"),
     "tail": _reader("qvz", n="text", c="text", lines="text", bytes="text"),
-    "wc": _reader("clmLw", "lines", "words", "bytes", "chars"),
-    "ls": _reader("1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXZ", "all", "almost-all", "color"),
+    "wc": _list_reader("clmLw", "lines", "words", "bytes", "chars"),
+    "ls": replace(
+        _reader("1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXZ", "all", "almost-all", "color"),
+        deep=frozenset({"-R"}),
+    ),
     "stat": _reader("Lt", c="text", format="text"),
-    "file": _reader("bi", "brief", "mime"),
-    "du": _reader("abchkmsx", d="text"),
+    "file": _list_reader("bi", "brief", "mime"),
+    "du": replace(_list_reader("abchkmsx", d="text"), deep=None),
     "df": _reader("hkiT"),
     "nl": _reader(b="text", w="text"),
     "cut": _reader("sz", d="text", f="text", c="text", b="text"),
     "paste": _reader("sz", d="text"),
     "fold": _reader("bs", w="text"),
     "rev": _reader(),
-    "strings": _reader("a", n="text"),
-    "diff": _reader("abBcdeEinqrsuwyN", "brief", U="text"),
+    "diff": replace(_list_reader("abBcdeEinqrsuwyN", "brief", U="text"), deep=None),
     "cmp": _reader("bls"),
     "comm": _reader("123z"),
     "basename": Program("read", "text", _flags("az"), {"-s": "text"}, harmless=True),
@@ -103,7 +115,6 @@ PROGRAMS: Mapping[str, Program] = {
     "sort": Program("read", "read", _flags("bdfghinMRrsuVz"), {"-k": "text", "-t": "text"}),
     "sed": Program("read", "pattern", _flags("nErsz"), words=_SED),
     "seq": Program("read", "text", _flags("w"), {"-s": "text"}, harmless=True),
-    "test": Program("read", "read", _flags("defghkLnrsStuwxz"), harmless=True),
     "printf": Program("read", "text", words=re.compile(r"(?:[^%]|%[sd%])*")),
     "pwd": Program("read", "text", _flags("LP")),
     "true": _ECHO,
@@ -119,13 +130,17 @@ PROGRAMS: Mapping[str, Program] = {
     "touch": Program("write", "write", _flags("acm")),
     "mkdir": Program("write", "write", _flags("pv"), {"-m": "text"}),
     "tee": Program("write", "write", _flags("ai")),
-    "cp": Program("write", "last", _flags("fnpvrRT")),
-    "mv": Program("write", "moved", _flags("fnvT")),
+    "cp": Program("write", "last", _flags("fnpvrR"), deep=_RECURSIVE),
+    "mv": Program("write", "moved", _flags("fnv"), deep=None),
     "chmod": Program(
-        "write", "pattern", _flags("Rv"), words=re.compile(r"[0-7]{3}|[ugoa]*[-+=][rwxX]+")
+        "write",
+        "pattern",
+        _flags("Rv"),
+        words=re.compile(r"[0-7]{3}|[ugoa]*[-+=][rwxX]+"),
+        deep=_RECURSIVE,
     ),
-    "rm": Program("irreversible", "write", _flags("frRvid")),
-    "rmdir": Program("irreversible", "write", _flags("pv")),
+    "rm": Program("irreversible", "write", _flags("frRvid"), deep=_RECURSIVE),
+    "rmdir": Program("irreversible", "write", _flags("v")),
     "curl": _WEB,
     "wget": _WEB,
     "ping": _WEB,
@@ -135,6 +150,18 @@ _FIND_TESTS = {"-name": 1, "-iname": 1, "-path": 1, "-ipath": 1, "-type": 1, "-s
 _FIND_TESTS |= {"-maxdepth": 1, "-mindepth": 1, "-mtime": 1, "-mmin": 1, "-empty": 0, "-print": 0}
 _FIND_TESTS |= {"-print0": 0, "-not": 0, "!": 0, "-o": 0, "-a": 0, "-readable": 0, "-prune": 0}
 _GLOB = re.compile(r"[*?\[]")
+_STDIN = frozenset(
+    {
+        *("cat", "tac", "head", "tail", "wc", "nl", "cut", "paste", "fold", "sort", "diff", "cmp"),
+        *("comm", "md5sum", "sha1sum", "sha256sum", "grep", "egrep", "fgrep", "sed"),
+    }
+)
+"""Programs for which `-` is their input, and not a file of that name."""
+# Bash evaluates what `-v`, `-R` and comparisons of numbers are given; these evaluate nothing.
+_FILE_TESTS = frozenset(f"-{letter}" for letter in "bcdefghkLprsSuwx")
+_TEXT_TESTS = frozenset({"-n", "-z"})
+_FILE_COMPARISONS = frozenset({"-nt", "-ot", "-ef"})
+_TEXT_COMPARISONS = frozenset({"=", "!="})
 
 
 class NotUnderstood(Exception):
@@ -149,7 +176,20 @@ class Word:
     expands: bool = False
 
 
-def uses_of(argv: Sequence[Word]) -> tuple[Effect, list[tuple[Word, Use]]]:
+class Uses(NamedTuple):
+    """What one command does.
+
+    Attributes:
+        named: the words that name paths.
+        deep: whether what lies below those paths is read or written too.
+    """
+
+    effect: Effect
+    named: list[tuple[Word, Use]]
+    deep: bool = False
+
+
+def uses_of(argv: Sequence[Word]) -> Uses:
     """The effect of one command, and the words of it that name paths.
 
     Args:
@@ -162,17 +202,47 @@ def uses_of(argv: Sequence[Word]) -> tuple[Effect, list[tuple[Word, Use]]]:
     if argv[0].expands:
         raise NotUnderstood("the program's name is expanded by the shell")
     if name == "find":
-        return "read", list(_find(arguments))
+        return Uses("read", list(_find(arguments)), deep=True)
+    if name == "test":
+        return Uses("read", list(_test(arguments)))
     if name not in PROGRAMS:
         raise NotUnderstood(f"nothing is known of the program {name!r}")
     program = PROGRAMS[name]
     if name in ("echo", "true", "false", ":"):
-        return program.effect, []
+        return Uses(program.effect, [])
     if program.effect == "network":
-        return program.effect, [(Word("?"), "write")]  # what it may write is not modelled
-    if name == "test":
-        arguments = [word for word in arguments if not re.fullmatch("-[a-zA-Z]|!", word.text)]
-    return program.effect, list(_uses(name, program, arguments))
+        return Uses("network", [(Word("?"), "write")])  # what it may write is not modelled
+    named = [one for one in _uses(name, program, arguments) if one[1] != "text"]
+    return Uses(program.effect, named, _goes_deep(program, arguments))
+
+
+def _goes_deep(program: Program, arguments: Sequence[Word]) -> bool:
+    deep = program.deep
+    if deep is None:
+        return True
+    letters = {option[1] for option in deep if len(option) == 2}
+    return bool(deep) and any(
+        word.text in deep
+        or (re.match("-[^-]", word.text) and letters & set(word.text))
+        or (word.expands and _may_be_option(word))
+        for word in arguments
+    )
+
+
+def _test(arguments: Sequence[Word]) -> Iterator[tuple[Word, Use]]:
+    """One test of a file or of text, or its opposite."""
+    if any(word.expands for word in arguments):
+        raise NotUnderstood("test: a word may expand to an operator")
+    words = [word.text for word in arguments]
+    if len(words) == 3 and words[1] in _TEXT_COMPARISONS | _FILE_COMPARISONS:
+        if words[1] in _FILE_COMPARISONS:
+            yield from ((word, "read") for word in (arguments[0], arguments[2]))
+    elif len(words) == 2 and words[0] in _FILE_TESTS:
+        yield arguments[1], "read"
+    elif words[:1] == ["!"] and 1 < len(words) < 5:
+        yield from _test(arguments[1:])
+    elif len(words) > 1 and not (len(words) == 2 and words[0] in _TEXT_TESTS):
+        raise NotUnderstood(f"test: {' '.join(words)!r} is not one of the forms that are known")
 
 
 def _uses(name: str, program: Program, arguments: Sequence[Word]) -> Iterator[tuple[Word, Use]]:
@@ -213,6 +283,8 @@ def _option(name: str, program: Program, word: Word, due: list[Word]) -> Iterato
             if not value and not due:
                 raise NotUnderstood(f"{name}: option -{letter} has no value")
             given = Word(value, word.expands) if value else due.pop(0)
+            if given.expands and not value:
+                raise NotUnderstood(f"{name}: {given.text!r} may expand to several words")
             yield given, program.valued[f"-{letter}"]
             return
         if f"-{letter}" not in program.flags:
@@ -221,27 +293,47 @@ def _option(name: str, program: Program, word: Word, due: list[Word]) -> Iterato
 
 def _operands(name: str, program: Program, operands: list[Word]) -> Iterator[tuple[Word, Use]]:
     kind = program.operands
+    use: Use = "read" if program.effect == "read" else "write"
     if kind == "pattern":
         if not operands:
             raise NotUnderstood(f"{name} has no operand")
         _check_text(name, program, operands[0])
-        written = program.effect != "read"
-        yield from ((word, "write" if written else "read") for word in operands[1:])
+        operands = operands[1:]
     elif kind in ("last", "moved"):
-        for word in operands[:-1]:
-            yield word, "write" if kind == "moved" else "read"
-            inside = f"{operands[-1].text}/{posixpath.basename(word.text)}"
-            yield Word(inside, word.expands or operands[-1].expands), "write"
-        yield from ((word, "write") for word in operands[-1:])
+        yield from _copied(name, operands, "write" if kind == "moved" else "read")
+        return
     elif kind == "text":
         for word in operands:
             _check_text(name, program, word)
-    else:
-        use: Use = "write" if kind == "write" else "read"
-        yield from ((word, use) for word in operands)
+        return
+    for word in operands:
+        if word.text != "-" or name not in _STDIN:
+            yield word, use
+
+
+def _copied(name: str, operands: list[Word], use: Use) -> Iterator[tuple[Word, Use]]:
+    """What is copied or moved, and where it may come to lie: at the last operand or inside."""
+    if not operands:
+        return
+    *sources, target = operands
+    if target.expands:
+        raise NotUnderstood(f"{name}: {target.text!r} may expand to several words")
+    for word in sources:
+        yield word, use
+        inside = f"{target.text}/{posixpath.basename(word.text.rstrip('/'))}"
+        yield Word(inside, word.expands), "write"
+    if posixpath.basename(target.text) not in (".", ".."):  # they are folders
+        yield target, "write"
 
 
 def _check_text(name: str, program: Program, word: Word) -> None:
+    """An operand that is no path.
+
+    Raises:
+        NotUnderstood: it is none of the known forms, or stands for names of files.
+    """
+    if word.expands and not (program.harmless and program.operands == "text"):
+        raise NotUnderstood(f"{name}: {word.text!r} may expand to names of files")
     if program.words is not None and not program.words.fullmatch(word.text):
         raise NotUnderstood(f"{name}: {word.text!r} is not one of the forms that are known")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -33,7 +33,8 @@ _WRITES = {">", ">>", ">|", "&>", "&>>", ">&"}
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\-*?\[\]~^#!]*")
 _EXPANDS = re.compile(r"[*?\[]")
 _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_STREAMS = {"/dev/null", "/dev/stdout", "/dev/stderr", "-"}
+_STREAMS = {"/dev/null", "/dev/stdout", "/dev/stderr"}
+_ABOVE = len(WORK_AREA.split("/"))
 _MOST_PLACES = 16
 _LONGEST = 20_000
 
@@ -47,11 +48,13 @@ class Access:
             lies outside; `UNKNOWN` may be anything.
         writes: whether it may be written.
         expands: whether `*`, `?` and `[` in it are the shell's, and not part of a name.
+        deep: whether the same is done to what lies below it.
     """
 
     path: str
     writes: bool = False
     expands: bool = False
+    deep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,18 @@ def _has_odd_space(text: str) -> bool:
     return any(char.isspace() and char not in " \t\n" for char in text)
 
 
+def _may_climb(name: str) -> bool:
+    """Whether the shell may expand one part of a path to `.` or `..`.
+
+    dash does so for `.?` and `.*`; neither it nor bash lets `*` or `?` stand for a first dot.
+    """
+    if name.startswith("["):
+        return True
+    if not name.startswith(".") or not _EXPANDS.search(name):
+        return False
+    return len(name) == 1 or name[1] in ".*?["
+
+
 class _Reading:
     """Walks a syntax tree and gathers its steps."""
 
@@ -184,15 +199,17 @@ class _Reading:
             self._cd(words)
             return
         try:
-            effect, uses = uses_of(words)
+            effect, named, deep = uses_of(words)
         except NotUnderstood as error:
             self.steps.append(ShellStep(argv, "irreversible", ANYTHING, str(error)))
             return
-        named = [(word, use) for word, use in uses if use != "text"]
-        if not named and effect == "read" and argv[0] in ("ls", "find", "grep", "du", "egrep"):
+        if not named and argv[0] in ("ls", "find", "grep", "du", "egrep", "fgrep"):
             named = [(Word("."), "read")]
         accesses = tuple(
-            access for word, use in named for access in self._accesses(word, use == "write")
+            replace(access, deep=deep)
+            for word, use in named
+            if word.text not in _STREAMS or (use == "write" and argv[0] != "tee")
+            for access in self._accesses(word, use == "write")
         )
         self.steps.append(ShellStep(argv, effect, accesses))
 
@@ -219,21 +236,21 @@ class _Reading:
             return
         if word.expands:
             raise NotUnderstood("a redirection to an expanded path is not modelled")
-        writes = parts[0].type != "<"
-        accesses = tuple(self._accesses(word, writes))
-        if accesses:
-            argv = (parts[0].type, word.text)
-            self.steps.append(ShellStep(argv, "write" if writes else "read", accesses))
-
-    def _accesses(self, word: Word, writes: bool) -> Iterator[Access]:
         if word.text in _STREAMS:
             return
-        hidden = re.search(r"(^|/)[.*?\[][^/]*", word.text) if word.expands else None
-        if hidden and _EXPANDS.search(hidden[0]) and hidden[0].lstrip("/").startswith((".", "[")):
-            yield Access(UNKNOWN, writes)  # `.*` may be `..`
+        writes = parts[0].type != "<"
+        accesses = tuple(self._accesses(word, writes))
+        argv = (parts[0].type, word.text)
+        self.steps.append(ShellStep(argv, "write" if writes else "read", accesses))
+
+    def _accesses(self, word: Word, writes: bool) -> Iterator[Access]:
+        if word.expands and any(_may_climb(name) for name in word.text.split("/")):
+            yield Access(UNKNOWN, writes)
             return
         for path in resolve(word.text, self.places):
-            yield Access(path, writes, word.expands)
+            above = path.split("/")[:_ABOVE] if path.startswith("/") and word.expands else []
+            inside = _EXPANDS.search("/".join(above))  # `/sandbox/w*/x` may be in the work area
+            yield Access(UNKNOWN if inside else path, writes, word.expands)
 
     def _word(self, node: Node) -> Word:
         """A literal word.

@@ -169,6 +169,8 @@ def slow_match(rule, action):
     ):
         if not patterns:
             continue
+        if rule.decision == "allow" and action.effect == "write" and not action.accesses:
+            return False
         lies = [
             UNKNOWN
             if access.path == UNKNOWN
