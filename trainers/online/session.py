@@ -161,6 +161,9 @@ def describe(row: dict[str, Any], steps: int) -> str:
         ("eval/pass_at_1", "[bold]held-out pass@1 {:.3f}[/bold]"),
         ("eval/failed_infra", "failed by infrastructure {:.0f}"),
     )
-    row = {name: value for name, value in row.items() if name != "eval/failed_infra" or value}
+    untold = {name for name in ("eval/failed_infra", "refill/episodes") if not row.get(name)}
+    if "refill/episodes" in untold:
+        untold.add("refill/thrown_share")  # it is the share without signal
+    row = {name: value for name, value in row.items() if name not in untold}
     parts = [text.format(row[name]) for name, text in shown if name in row]
     return f"round {row['step']:>{len(str(steps))}}/{steps}  " + "  ".join(parts)
