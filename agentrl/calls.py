@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -142,3 +142,7 @@ class Guard(Protocol):
     def found(self, messages: Sequence[Message], files: Mapping[str, bytes]) -> dict[str, str]:
         """Side effects that it saw in the whole conversation and in the files handed in."""
         return {}
+
+    def removed(self) -> Collection[str]:
+        """Paths that went because it undid calls: no side effects of the agent."""
+        return ()

@@ -14,10 +14,12 @@
         ├── EngineError          sampling failed
         │   ├── EngineAborted        somebody stopped the request
         │   ├── EngineAway           the server cannot be reached, or has no room
+        │   ├── EngineLost           the engine's process ended; another one is started
         │   ├── EngineBroken         the engine contradicts itself
         │   └── AnswerFailed         the server failed at its answer, perhaps because of its text
         ├── ToolFault            a tool's own code is broken beyond answering the agent
         ├── WallLimitMet         a deterministic run met a limit of the clock
+        ├── ReplayDiverged       an environment answers a recorded episode otherwise than then
         └── VerifierError        the judge failed, so there is no verdict
 
 A tool that raises, a command that exits 1, malformed JSON from the model: these are *values*, which
@@ -86,6 +88,10 @@ class EngineAborted(EngineError):
     """Somebody stopped the request, or the whole engine."""
 
 
+class EngineLost(EngineError):
+    """The process of the engine ended before it had answered; another one takes its place."""
+
+
 class EngineBroken(EngineError):
     """The engine contradicts itself, whatever the text was."""
 
@@ -100,6 +106,10 @@ class ToolFault(InfraError):
 
 class WallLimitMet(InfraError):
     """A deterministic run met a limit of the clock, which must not decide a reward."""
+
+
+class ReplayDiverged(InfraError):
+    """A recorded episode cannot be played again: its environment answered otherwise this time."""
 
 
 class VerifierError(InfraError):

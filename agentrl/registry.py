@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.env import ToolEnv
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.records.plain import as_toml
 
 if TYPE_CHECKING:
     from agentrl.calls import Guard
@@ -30,9 +31,11 @@ GROUP = "agentrl.environments"
 _SHIPPED = {
     "bugfix-v0": "agentrl.envs.bugfix:BugFix",
     "calc-v0": "agentrl.envs.calc:Calculator",
+    "chat-v0": "agentrl.envs.chat:ChatEnv",
     "code-v0": "agentrl.envs.code:Code",
     "desk-v0": "agentrl.envs.desk:Desk",
     "inject-v0": "agentrl.envs.inject:Inject",
+    "math-v0": "agentrl.envs.math:Math",
 }
 _SPLITS = ("train", "test")
 _registered: dict[str, type[ToolEnv]] = {}
@@ -97,9 +100,7 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
     """
     cls = environment(env_id)
     taken = inspect.signature(cls)
-    words = ", ".join(
-        str(setting.replace(annotation=setting.empty)) for setting in taken.parameters.values()
-    )
+    words = ", ".join(map(_setting, taken.parameters.values()))
     offer = f"its settings are {words}" if words else "it has no settings"
     try:
         taken.bind(**settings)
@@ -111,11 +112,18 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
     try:
         make()
     except (TypeError, ValueError) as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        given = ", ".join(f"{name}={as_toml(value)}" for name, value in settings.items())
         # A TypeError about the given values would tell the user nothing, so it is left out.
         why = f"with {given}" if given and isinstance(error, TypeError) else f"({error})"
         raise ConfigError(f"environment {env_id!r} cannot be built {why}: {offer}") from error
     return make
+
+
+def _setting(one: inspect.Parameter) -> str:
+    """A setting with its default."""
+    if one.default in (one.empty, None):
+        return str(one.replace(annotation=one.empty, default=one.empty))
+    return f"{one.name}={as_toml(one.default)}"
 
 
 def make(

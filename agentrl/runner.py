@@ -119,9 +119,10 @@ class Runner:
         opening = tuple(env.prompt())
         if guard is not None:
             opening = await guard.start(opening, sandbox, seed)
-        files = await sandbox.manifest() if sandbox else []
+        measured = env.writes is not None
+        files = await sandbox.manifest(everywhere=measured) if sandbox else []
         self.start = _fingerprint(env, opening, files)
-        self._before = Before(files, leaves_of(env.state())) if env.writes is not None else None
+        self._before = Before(files, leaves_of(env.state())) if measured else None
         return opening
 
     async def step(self, message: Message) -> Step:
@@ -150,7 +151,9 @@ class Runner:
             return None
         if self._before is None:
             raise ContractError(f"{self.env.id}: set writes in the class or in setup, not later")
-        return await side_effects(self._before, self.env.state(), writes, self._sandbox)
+        found = await side_effects(self._before, self.env.state(), writes, self._sandbox)
+        ours = set(self._guard.removed()) if self._guard else set()
+        return {at: how for at, how in found.items() if how != "deleted" or at not in ours}
 
     def found(self, messages: Sequence[Message], files: Mapping[str, bytes]) -> dict[str, str]:
         """Side effects that the guard saw, as what it planted in what the agent said."""
@@ -241,12 +244,12 @@ class Runner:
 
 
 def _fingerprint(env: ToolEnv, opening: tuple[Message, ...], files: Sequence[FileInfo]) -> str:
-    """Hash of what an episode starts from: opening, tools, task, and the sandbox's files."""
+    """Hash of what an episode starts from: opening, tools, task, and the work area's files."""
     state: Mapping[str, object] = {
         "env": env.id,
         "task": env.task.id,
         "opening": [(message.role, message.content) for message in opening],
         "tools": [spec.schema() for spec in env.tools],
-        "files": [(info.path, info.kind, info.sha256) for info in files],
+        "files": [(info.path, info.kind, info.sha256) for info in files if info.is_inside],
     }
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]

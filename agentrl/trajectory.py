@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from agentrl.types import Ending, EndReason, Message, Score, TaskView
 
@@ -92,10 +92,14 @@ class Trajectory:
         segments: the whole branch from its prompt on.
         shared: how many leading segments belong to an earlier branch; they are context here and
             trained there.
+        experts: which experts the first tokens of the branch went to where a mixture of experts
+            sampled it: an array of integers (tokens, layers with a router, experts of a token).
+            Only what was read has any, so that the last sampled token lacks them. None: not told.
     """
 
     segments: tuple[Segment, ...]
     shared: int = 0
+    experts: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.segments or self.segments[0].kind is not SegmentKind.PROMPT:
@@ -106,6 +110,8 @@ class Trajectory:
             raise ValueError(
                 f"shared={self.shared} but the trajectory has {len(self.segments)} segments"
             )
+        if self.experts is not None and len(self.experts) > len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids but experts of {len(self.experts)} tokens")
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
@@ -147,12 +153,24 @@ class Trajectory:
 
     def extend(self, *segments: Segment) -> Trajectory:
         """The same branch with more segments at its end."""
-        return Trajectory(self.segments + segments, self.shared)
+        return Trajectory(self.segments + segments, self.shared, self.experts)
+
+    def routed(self, experts: Any) -> Trajectory:
+        """The same branch with the experts of its first tokens; of a token that had some they stay,
+        as it was sampled or first read with those. None: nothing more is known.
+        """
+        if experts is not None and self.experts is not None:
+            import numpy as np
+
+            experts = np.concatenate([self.experts, experts[len(self.experts) :]])
+        return self if experts is None else replace(self, experts=experts)
 
     def fork(self, at: int | None = None) -> Trajectory:
         """A new branch whose first `at` segments (default: all) are this one's."""
         keep = len(self.segments) if at is None else at
-        return Trajectory(self.segments[:keep], keep)
+        tokens = sum(len(segment.ids) for segment in self.segments[:keep])
+        experts = None if self.experts is None else self.experts[:tokens]
+        return Trajectory(self.segments[:keep], keep, experts)
 
 
 class EpisodeKey(NamedTuple):

@@ -6,7 +6,7 @@ import ast
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Literal, Self
@@ -231,6 +231,17 @@ class Task(TaskView):
         """Hash of the whole row: two tasks with one fingerprint are the same task."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def leaves(value: Json) -> Iterator[Json]:
+    """Every value in nested lists and dicts that is neither itself, keys left out."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
 
 
 def literal(value: Json) -> Any:

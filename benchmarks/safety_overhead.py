@@ -107,7 +107,7 @@ async def _ledger() -> float:
     try:
         async with pool.lease("agent") as sandbox:
             await sandbox.put({f"d{n % 10}/f{n}.txt": b"x" * 5000 for n in range(FILES)})
-            before = Before(await sandbox.manifest(), {})
+            before = Before(await sandbox.manifest(everywhere=True), {})
             for _ in range(EPISODES):
                 begun = time.perf_counter()
                 found = await side_effects(before, {}, WriteSet(), sandbox)

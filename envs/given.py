@@ -1,10 +1,11 @@
-"""Folders of public data that an environment reads and that are not shipped with it."""
+"""What an environment reads that is not shipped with it: folders of public data, and rows."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import ConfigError
 
@@ -29,3 +30,18 @@ def given_folder(env_id: str, data: str, default: str, files: Sequence[str]) -> 
             f" {', '.join(files)} by --set data=FOLDER, or one that holds {default} by AGENTRL_DATA"
         )
     return folder
+
+
+def refuse_lacking(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    """Refuse a row of a file that lacks a key.
+
+    Args:
+        where: environment, file and line, for the message.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for key in keys:
+        if key not in row:
+            there = ", ".join(map(repr, row)) or "none"
+            raise ConfigError(f"{where}: there is no key {key!r}: add it (its keys are {there})")

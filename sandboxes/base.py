@@ -44,13 +44,18 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One entry of a manifest."""
+    """One entry of a manifest; `sha256` is of a file's content, or of where a link leads."""
 
     path: str
     kind: Literal["file", "dir", "link", "other"]
     mode: int
     size: int
     sha256: str
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it lies in the work area."""
+        return self.path != "." and not self.path.startswith("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,8 @@ class Session(Protocol):
     """A shell that keeps its directory, variables and functions from one command to the next.
 
     Commands have /dev/null as their stdin, no terminal, and pipes for output. What a background job
-    prints comes with the output of a later command. The session is over when the sandbox is reset
-    or restored.
+    prints comes with the output of a later command. The session is over when the sandbox is reset.
+    When it is restored, the shell ends, as at a timeout.
     """
 
     @property
@@ -199,8 +204,16 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def manifest(self) -> FileInfos:
-        """Everything in the work area, sorted by path."""
+    async def manifest(self, *, everywhere: bool = False) -> FileInfos:
+        """Everything in the work area, sorted by path.
+
+        With `everywhere` also the work area itself, as `.`, and by absolute paths all else that
+        commands can write to: `/tmp` with all in it, shared memory, queues.
+        """
+        ...
+
+    async def running(self) -> int:
+        """How many processes run, besides the shells of open sessions; their children count."""
         ...
 
     async def list(self, path: str = ".") -> FileInfos:
@@ -231,9 +244,9 @@ class Sandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Kill every process, empty the work area, and make this tree in it.
+        """Kill every process, empty the work area and `/tmp`, and make this tree in the work area.
 
-        The user that commands run as owns all of it.
+        Sessions stay open, without their shells. The user that commands run as owns all of it.
 
         Nothing is written through a link. On OSError a part of the tree may be there.
 

@@ -102,9 +102,13 @@ class Lease:
         """Read files; see `Sandbox.get`."""
         return await self.call(self.held.get(paths))
 
-    async def manifest(self) -> FileInfos:
+    async def manifest(self, *, everywhere: bool = False) -> FileInfos:
         """Everything in the work area; see `Sandbox.manifest`."""
-        return await self.call(self.held.manifest())
+        return await self.call(self.held.manifest(everywhere=everywhere))
+
+    async def running(self) -> int:
+        """How many processes run; see `Sandbox.running`."""
+        return await self.call(self.held.running())
 
     async def list(self, path: str = ".") -> FileInfos:
         """What is directly in a directory; see `Sandbox.list`."""

@@ -58,6 +58,10 @@ class Shell:
         self._alive = answer[-1] == b"1"
         return result
 
+    def forget(self) -> None:
+        """The sandbox ended the shell."""
+        self._alive = False
+
     async def close(self) -> None:
         """End the shell and all that descends from it; safe to call twice.
 

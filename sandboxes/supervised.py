@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
+from weakref import WeakSet
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import (
     NO_FILES,
     Differences,
     ExecResult,
-    FileInfo,
     FileInfos,
     SandboxLimits,
     Session,
@@ -22,14 +22,13 @@ from agentrl.sandboxes.base import (
 from agentrl.sandboxes.client import Peer, Wire
 from agentrl.sandboxes.shell import Fields, Shell, exec_result, malformed, microseconds
 from agentrl.sandboxes.supervisor.frames import MAX_FRAME, PROTOCOL
-from agentrl.sandboxes.trees import entries_of, fields_of
+from agentrl.sandboxes.trees import entries_of, fields_of, infos_of
 from agentrl.types import relative_path
 
 GRACE_S = 10.0
 OPEN_S = 30.0
 BATCH_BYTES = MAX_FRAME // 4
 SNAPSHOT_BYTES = MAX_FRAME // 2
-KINDS = {"file", "dir", "link", "other"}
 # One thread per command unless it asks for more: a numeric library would start one per core and
 # meet the limits.
 COMMON_ENV = {
@@ -98,6 +97,7 @@ class SupervisedSandbox:
         self._limits = limits
         self._wire = Wire(peer)
         self._turn = asyncio.Lock()
+        self._shells: WeakSet[Shell] = WeakSet()
         self.bounded = False
 
     @classmethod
@@ -204,9 +204,10 @@ class SupervisedSandbox:
         answer = await self._call("open", *map(os.fsencode, settings))
         if len(answer) != 1:
             raise self._broken("open")
-        return Shell(
-            self._wire, self._call, self._wire.number(answer[0]), self._limits.output_bytes
-        )
+        number, cap = self._wire.number(answer[0]), self._limits.output_bytes
+        shell = Shell(self._wire, self._call, number, cap)
+        self._shells.add(shell)
+        return shell
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         """Write files, making parent directories; a link in the way is replaced, never followed.
@@ -241,8 +242,8 @@ class SupervisedSandbox:
                 found[paths[at]] = data
         return found
 
-    async def manifest(self) -> FileInfos:
-        """Everything in the work area, sorted by path.
+    async def manifest(self, *, everywhere: bool = False) -> FileInfos:
+        """Everything in the work area, sorted by path; see `agentrl.sandboxes.base.Sandbox`.
 
         A directory that its owner locked is unlocked to look inside.
 
@@ -250,7 +251,20 @@ class SupervisedSandbox:
             OSError: over 10,000 entries or 64 levels.
             SandboxLost: the sandbox itself died or stopped answering.
         """
-        return self._infos(await self._call("manifest", timeout_s=3 * GRACE_S))
+        wanted = b"%d" % everywhere
+        answer = await self._call("manifest", wanted, timeout_s=3 * GRACE_S)
+        return infos_of(self._wire, answer)
+
+    async def running(self) -> int:
+        """How many processes run, besides the shells of open sessions.
+
+        Raises:
+            SandboxLost: the sandbox itself died or stopped answering.
+        """
+        answer = await self._call("census")
+        if len(answer) != 1:
+            raise self._broken("census")
+        return self._wire.number(answer[0])
 
     async def list(self, path: str = ".") -> FileInfos:
         """What is directly in a directory, sorted by path and without hashes.
@@ -261,27 +275,7 @@ class SupervisedSandbox:
             SandboxLost: the sandbox itself died or stopped answering.
             ValueError: the path leaves the work area.
         """
-        return self._infos(await self._call("list", _directory(path)))
-
-    def _infos(self, answer: Sequence[bytes]) -> FileInfos:
-        if len(answer) % 5:
-            raise self._broken("manifest")
-        return sorted(
-            (self._info(answer[at : at + 5]) for at in range(0, len(answer), 5)),
-            key=lambda info: info.path,
-        )
-
-    def _info(self, row: Sequence[bytes]) -> FileInfo:
-        kind = row[1].decode("ascii", "replace")
-        if kind not in KINDS:
-            raise self._broken("manifest")
-        return FileInfo(
-            path=os.fsdecode(row[0]),
-            kind=kind,  # type: ignore[arg-type]
-            mode=self._wire.number(row[2]),
-            size=self._wire.number(row[3]),
-            sha256=row[4].decode("ascii", "replace"),
-        )
+        return infos_of(self._wire, await self._call("list", _directory(path)))
 
     async def snapshot(self) -> Snapshot:
         """The work area's tree as it is now.
@@ -294,7 +288,7 @@ class SupervisedSandbox:
         return Snapshot(entries_of(self._wire, answer, SNAPSHOT_BYTES))
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Kill every process, empty the work area, and make this tree in it.
+        """Kill every process, empty the work area and `/tmp`, and make this tree in the work area.
 
         Raises:
             OSError: there is no room for it, or an entry lies behind a link or in the place of
@@ -307,6 +301,8 @@ class SupervisedSandbox:
                 f"a snapshot of {snapshot.size} bytes is over the {SNAPSHOT_BYTES} that a sandbox"
                 " takes"
             )
+        for shell in self._shells:
+            shell.forget()
         await self._call("restore", *fields_of(snapshot), timeout_s=3 * GRACE_S)
 
     async def verify(self) -> Differences:

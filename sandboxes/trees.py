@@ -1,15 +1,42 @@
-"""Snapshots on the wire: four fields for each entry, checked when they come from a sandbox."""
+"""Manifests and snapshots on the wire: five and four fields for each entry, checked when they come
+from a sandbox.
+"""
 
 from __future__ import annotations
 
 import os
 
-from agentrl.sandboxes.base import Snapshot, SnapshotEntry
+from agentrl.sandboxes.base import FileInfo, FileInfos, Snapshot, SnapshotEntry
 from agentrl.sandboxes.client import Wire
 from agentrl.sandboxes.shell import Fields, malformed
 
 _KINDS = {b"dir", b"file", b"link"}
+_LISTED = {*_KINDS, b"other"}
 _ODD = {b"", b".", b".."}
+
+
+def infos_of(wire: Wire, answer: Fields) -> FileInfos:
+    """The entries of a manifest, sorted by path.
+
+    Raises:
+        SandboxLost: the answer holds other things.
+    """
+    rows = [answer[at : at + 5] for at in range(0, len(answer), 5)]
+    if len(answer) % 5 or any(row[1] not in _LISTED for row in rows):
+        raise malformed(wire, "manifest")
+    return sorted((_info(wire, *row) for row in rows), key=lambda info: info.path)
+
+
+def _info(
+    wire: Wire, path: bytes, kind: bytes, mode: bytes, size: bytes, sha256: bytes
+) -> FileInfo:
+    return FileInfo(
+        os.fsdecode(path),
+        kind.decode(),  # type: ignore[arg-type]
+        wire.number(mode),
+        wire.number(size),
+        sha256.decode("ascii", "replace"),
+    )
 
 
 def entries_of(wire: Wire, answer: Fields, cap: int) -> tuple[SnapshotEntry, ...]:

@@ -5,6 +5,7 @@ their absence skips.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -139,3 +140,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["<|im_start|>user\nsay 3<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"] * 8, 280
     )
     return build_model(tmp_path_factory.mktemp("tiny"), tokenizer, width=32, layers=1, context=256)
+
+
+@pytest.fixture
+def told_by_transformers() -> Iterator[list[str]]:
+    """What transformers logs meanwhile; people would see it beside our sentence."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
+    yield told
+    logging.getLogger("transformers").removeHandler(handler)

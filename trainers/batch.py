@@ -7,9 +7,8 @@ Letters: B rows (one per branch that trains), T positions, E scored episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -40,6 +39,9 @@ ROW_FIELDS = (
     "selected_BT",
     "top_ids_BTK",
     "top_logprobs_BTK",
+    "experts_BTLK",
+    "teacher_logprobs_BT",
+    "teacher_top_logprobs_BTK",
 )
 
 
@@ -61,7 +63,8 @@ class TokenBatch:
         advantages_BT: float32, 0 at mask 0; NaN until an advantage step fills it, so that step
             cannot be forgotten.
         turn_BT: int32 index of the sampled turn within the row's branch; -1 elsewhere.
-        version_BT: int32 policy version that sampled the token; -1 elsewhere.
+        version_BT: int32 policy version that sampled the token; -1 elsewhere, and where no version
+            of this policy did.
         episode_B: int64, row -> index of its episode.
         group_E: int64, episode -> index of its group in what was packed.
         reward_E: float64 outcomes, as they train.
@@ -92,6 +95,10 @@ class TokenBatch:
         top_ids_BTK, top_logprobs_BTK: the K tokens that were likeliest under the anchor, likeliest
             first, and their log-probabilities under it. Where they are given,
             `PolicyOutput.top_logprobs_BTK` is about the same tokens.
+        experts_BTLK: int16, the K experts that each token went to in each of the L layers with a
+            router, when it was sampled or first read; -1 where the engine did not say.
+        teacher_logprobs_BT: of a teacher; teacher_top_logprobs_BTK: of it, at `top_ids_BTK`, which
+            then are what a divergence from it is over.
         greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where
             infrastructure failed it.
         passed_E: bool, whether the episode passed, whatever shaping did to its reward.
@@ -129,6 +136,9 @@ class TokenBatch:
     selected_BT: Tensor | None = None
     top_ids_BTK: Tensor | None = None
     top_logprobs_BTK: Tensor | None = None
+    experts_BTLK: Tensor | None = None
+    teacher_logprobs_BT: Tensor | None = None
+    teacher_top_logprobs_BTK: Tensor | None = None
     greedy_reward_E: Tensor | None = None
     passed_E: Tensor | None = None
     signal_E: Tensor | None = None
@@ -217,10 +227,9 @@ class TokenBatch:
         return [torch.tensor(chunk) for chunk in chunks]
 
     def minibatches(self, count: int, seed: int, epochs: int = 1) -> Iterator[TokenBatch]:
-        """At most `count` batches, one optimizer step each: whole episodes in seeded random order,
-        own denominators.
-
-        Every epoch goes through all of them, in another order.
+        """At most `count` batches, one optimizer step each, own denominators: groups in seeded
+        random order, another one in each epoch, cut where a batch ends. Groups with an advantage
+        other than zero are dealt out evenly, and so are those without: no step is without gradient.
 
         Where only a share of the scored episodes trains (groups were filtered and not refilled),
         there are as many fewer batches, so that a step keeps its size: small ones would be noise at
@@ -235,16 +244,31 @@ class TokenBatch:
         planned = max(1, len(self.tokens_E) - self.n_refilled)
         count = min(count, math.ceil(count * len(trained) / planned))
         chance = torch.Generator().manual_seed(seed)
-        orders = (trained[torch.randperm(len(trained), generator=chance)] for _ in range(epochs))
-        for episodes in chain.from_iterable(
-            torch.tensor_split(order, max(1, count)) for order in orders
-        ):
-            if len(episodes):
-                members = episodes.to(self.episode_B.device)
-                part = self.rows(torch.isin(self.episode_B, members))
-                tokens_E = self.tokens_E * torch.zeros_like(self.tokens_E).index_fill(0, members, 1)
-                total = int(tokens_E.sum())
-                yield replace(part, tokens_E=tokens_E, n_tokens=total, n_episodes=len(episodes))
+        groups, group_of = self.group_E.cpu()[trained].unique(return_inverse=True)
+        pushes = torch.zeros(len(groups), dtype=torch.bool)
+        pushes[group_of[self._pushed_E().cpu()[trained]]] = True
+        for _ in range(epochs):
+            rank = torch.randperm(len(groups), generator=chance)[group_of]
+            order = torch.argsort(rank, stable=True)
+            kinds = (trained[order[pushes[group_of[order]] == kind]] for kind in (True, False))
+            push, rest = (torch.tensor_split(kind, max(1, count)) for kind in kinds)
+            for episodes in map(torch.cat, zip(push, rest[::-1], strict=True)):
+                if len(episodes):
+                    yield self._of_episodes(episodes)
+
+    def _of_episodes(self, episodes: Tensor) -> TokenBatch:
+        """The part of a step that is about these episodes; its denominators are theirs."""
+        members = episodes.to(self.episode_B.device)
+        part = self.rows(torch.isin(self.episode_B, members))
+        tokens_E = self.tokens_E * torch.zeros_like(self.tokens_E).index_fill(0, members, 1)
+        total = int(tokens_E.sum())
+        return replace(part, tokens_E=tokens_E, n_tokens=total, n_episodes=len(episodes))
+
+    def _pushed_E(self) -> Tensor:
+        """Which episodes have an advantage other than zero."""
+        pushed_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
+        pushed_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
+        return pushed_E
 
     def informative(self) -> TokenBatch:
         """Only episodes with an advantage other than zero; denominators stay, so the policy
@@ -254,24 +278,7 @@ class TokenBatch:
         too. Not for losses with a term that ignores the advantage (KL, entropy): the dropped rows
         belong to those.
         """
-        pushed_E = torch.zeros_like(self.tokens_E, dtype=torch.bool)
-        pushed_E[self.episode_B[((self.advantages_BT != 0) & self.mask_BT).any(1)]] = True
-        return self.rows(pushed_E[self.episode_B])
-
-
-def in_parts(
-    batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
-) -> tuple[Tensor, ...]:
-    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros
-    where it was cut.
-    """
-    whole: list[Tensor] = []
-    for index in batch.chunks(micro_tokens):
-        found = look(batch.rows(index))
-        whole = whole or [part.new_zeros(*batch.mask_BT.shape, *part.shape[2:]) for part in found]
-        for target_BT, part in zip(whole, found, strict=True):
-            target_BT[index.to(part.device), : part.shape[1]] = part
-    return tuple(whole)
+        return self.rows(self._pushed_E()[self.episode_B])
 
 
 def pack(

@@ -31,16 +31,15 @@ from agentrl.curriculum.settings import (
 )
 from agentrl.engines.settings import EngineSettings
 from agentrl.errors import ConfigError
+from agentrl.records.plain import as_toml
 from agentrl.safety.settings import SafetySettings
 from agentrl.trainers.overrides import apply_override
 from agentrl.trainers.peers import peer_hint
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
-
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 """Numbers are finite, and neither text nor truth values are taken for one."""
-
 
 OptimizerName = Literal["adamw", "adamw8bit"]
 
@@ -203,6 +202,8 @@ class TrainConfig(BaseModel):
     """Algorithm, a name of `agentrl.trainers.algorithms.recipes`, or `path/to/file.py:name`."""
     loss: dict[str, Any] = {}
     """Settings of the recipe's loss, as in `{clip_high = 0.28, kl_coef = 0.01}`."""
+    process_rewards: dict[Literal["progress", "value"], str] = {}
+    """Rewards of turns, by folders of process reward models: `{progress = "…"}`."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate of AdamW."""
     schedule: Schedule = Schedule()
@@ -241,9 +242,7 @@ IDENTITY = ("env", "env_settings", "model", "seed", "deterministic")
 """Settings that a resumed run cannot change: its records would mix two runs."""
 
 TRAINED = (("compute", "lora_rank"), ("compute", "lora_alpha"), ("optimizer", "name"))
-"""Settings in tables that a resumed run cannot change: what was trained, and the optimizer's state,
-would not fit.
-"""
+"""Settings in tables that a resumed run cannot change: the optimizer's state would not fit."""
 
 CHOICES: dict[str, type[BaseModel]] = {**SAMPLERS, "tables": EnvTable}
 """Kinds of tables of which one is chosen; where something is wrong, pydantic names the kind too."""
@@ -318,19 +317,20 @@ def _worded(kind: type[BaseModel], problem: Any) -> str:
             " distribution, so set temperature alone"
         )
     field, value = _dotted(problem["loc"]), problem["input"]
+    shown = f"{field}={as_toml(value)}"
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         chosen = value.get("sampler") if isinstance(value, dict) else value
         offer = one_of_these(str(chosen), " or ".join(f"'{name}'" for name in SAMPLERS))
-        return f"{field}.sampler={chosen!r}: {offer}"
+        said = "" if chosen is None else f"={as_toml(chosen)}"
+        return f"{field}.sampler{said}: {offer}"
     if problem["type"] == "missing":
         return f"setting {field!r} is missing: add a line '{field} = …'"
-    if problem["type"] in ("model_type", "dict_type"):
-        return f"{field}={value!r} must be a table, as in {field} = {{…}}"
+    if problem["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return f"{shown} must be a table, as in {field} = {{…}}"
     if problem["type"] == "literal_error":
-        return f"{field}={value!r}: {one_of_these(value, problem['ctx']['expected'])}"
+        return f"{shown}: {one_of_these(value, problem['ctx']['expected'])}"
     if problem["type"] != "extra_forbidden":
-        said = problem["msg"].removeprefix("Value error, ")
-        return f"{field}={value!r}: {said.lower()}"
+        return f"{shown}: {problem['msg'].removeprefix('Value error, ').lower()}"
     return f"setting {field!r} is unknown: {_where_else(kind, problem['loc'], value)}"
 
 
@@ -389,8 +389,8 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
     for name, (was, now) in fixed.items():
         if was != now:
             raise ConfigError(
-                f"{path.parent} is a run with {name}={was!r}, not {now!r}: resume it with that, or"
-                " choose another --out"
+                f"{path.parent} is a run with {name}={as_toml(was)}, not {as_toml(now)}: resume"
+                " it with that, or choose another --out"
             )
     return changed
 

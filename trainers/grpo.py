@@ -64,6 +64,9 @@ class Rows(NamedTuple):
     episode_tokens_B1: Tensor
 
 
+Episodes = list[tuple[int, list[Rows]]]  # of each: the number of its group, and its rows
+
+
 def train(settings: Settings, report: Callable[[dict[str, float]], object] = print) -> Any:
     """Train a model by GRPO and return it; `report` hears of every optimizer step."""
     model = load_model(settings.model, best_device(), dtype=torch.float32)
@@ -75,7 +78,7 @@ def train(settings: Settings, report: Callable[[dict[str, float]], object] = pri
             tasks = source.next(settings.tasks_per_step)
             groups = rollouts.gather(tasks, step)  # plays and scores G episodes per task
             rewards = [reward for g in groups for reward in g.rewards_G if reward is not None]
-            episodes = [rows for group in groups for rows in with_advantages(group)]
+            episodes = [(g, rows) for g, one in enumerate(groups) for rows in with_advantages(one)]
             for mini in minibatches(episodes, step, settings):
                 losses = []
                 for micro in micro_batches(mini, settings.micro_tokens):
@@ -136,19 +139,24 @@ def rows_of(episode: Episode, advantage: Tensor) -> list[Rows]:
     ]
 
 
-def minibatches(episodes: list[list[Rows]], step: int, settings: Settings) -> Iterator[Any]:
-    """The episodes of each optimizer step of a round, drawn at random."""
-    spoke = [rows for rows in episodes if rows]  # a limit may come before the first sampled token
+def minibatches(episodes: Episodes, step: int, settings: Settings) -> Iterator[Episodes]:
+    """Those of each step: groups in random order, cut where it ends, dealt out evenly by kind."""
+    spoke = [(g, rows) for g, rows in episodes if rows]  # a limit may come before the first token
     count = math.ceil(settings.minibatches * len(spoke) / max(1, len(episodes)))
     chance = torch.Generator().manual_seed(derive_seed(settings.seed, "minibatches", step))
-    order = torch.randperm(len(spoke), generator=chance)
-    for chosen in filter(len, torch.tensor_split(order, max(1, count))):
+    names = sorted({g for g, _ in spoke})
+    rank = torch.randperm(len(names), generator=chance).tolist()
+    order = sorted(range(len(spoke)), key=lambda index: rank[names.index(spoke[index][0])])
+    pushed = {g for g, rows in spoke if rows[0].advantage_B1}
+    kinds = ([i for i in order if (spoke[i][0] in pushed) is kind] for kind in (True, False))
+    push, rest = (torch.tensor_split(torch.tensor(kind).long(), max(1, count)) for kind in kinds)
+    for chosen in filter(len, map(torch.cat, zip(push, rest[::-1], strict=True))):
         yield [spoke[index] for index in sorted(chosen.tolist())]
 
 
-def micro_batches(episodes: list[list[Rows]], micro_tokens: int) -> list[list[Rows]]:
+def micro_batches(episodes: Episodes, micro_tokens: int) -> list[list[Rows]]:
     """Rows of similar length together, as many as fit `micro_tokens` with their padding."""
-    informative = [rows for rows in episodes if rows[0].advantage_B1]  # others have no gradient
+    informative = [rows for _, rows in episodes if rows[0].advantage_B1]  # others have no gradient
     batches: list[list[Rows]] = []
     for rows in sorted(informative, key=lambda rows: len(rows[0].ids_BT), reverse=True):
         if batches and (len(batches[-1]) + len(rows)) * len(batches[-1][0].ids_BT) <= micro_tokens:

@@ -108,6 +108,7 @@ VERL = {
     "rollout.n": "group_size",
     "rollout.temperature": "temperature",
     "rollout.name": "engine.name",
+    "router_replay.mode": 'engine.routing = "replay" (R3)',
     "val_kwargs.n": "held_out.samples",
     "rollout_is": "loss.tis_level",
     "rollout_is_threshold": "loss.tis_high",

@@ -11,15 +11,22 @@ from typing import Any
 import tomli_w
 
 from agentrl.errors import ConfigError
+from agentrl.evaluation.results.turn_labels import LabelPlan, label_turns
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.records.files import write_bytes_atomic, write_json_atomic
 from agentrl.records.plain import plain
 from agentrl.registry import factory
-from agentrl.report.display import console, episode_bar
+from agentrl.report.display import console, count_bar, episode_bar
 from agentrl.report.page import write_report
 from agentrl.trainers.config import TrainConfig, validated
 from agentrl.trainers.offline.card import Subject, card_lines, stage_card
-from agentrl.trainers.offline.settings import Card, PlaySettings, StageSettings
+from agentrl.trainers.offline.settings import (
+    REWARD_MODELS,
+    Card,
+    LabelSettings,
+    PlaySettings,
+    StageSettings,
+)
 from agentrl.trainers.offline.stage import RESULT, held_out_prompts, run_stage
 from agentrl.trainers.online import checkpoint
 from agentrl.trainers.online.session import train_with_display
@@ -30,9 +37,12 @@ ONLINE = "online"
 """A stage that trains on the groups it plays: its other settings are those of a run."""
 PLAY = "play"
 """A stage that only plays: later ones find its episodes in `{NAME.run}/episodes.jsonl`."""
-_SETTINGS: dict[str, type[TrainConfig | PlaySettings | StageSettings]] = {
+LABEL = "label"
+"""A stage that labels the turns of played episodes, in `{NAME.run}/labels.jsonl`."""
+_SETTINGS: dict[str, type[TrainConfig | PlaySettings | LabelSettings | StageSettings]] = {
     ONLINE: TrainConfig,
     PLAY: PlaySettings,
+    LABEL: LabelSettings,
 }
 
 
@@ -95,12 +105,14 @@ def _run_recipe(row: Row, where: str, folder: Path, resume: bool) -> dict[str, A
             result = _run_online(settings, row, place, going)
         elif own["stage"] == PLAY:
             result = _play(validated(PlaySettings, settings, f"{where}: {name}"), place)
+        elif own["stage"] == LABEL:
+            result = _label(validated(LabelSettings, settings, f"{where}: {name}"), place)
         else:
             result = _run_one(validated(StageSettings, settings, f"{where}: {name}"), place, going)
         _say(result["said"])
         results.append({"name": name, **result})
         made |= {name: str(result["model"]), f"{name}.run": str(place)}
-        if own["stage"] != "reward":
+        if own["stage"] not in REWARD_MODELS:
             model = str(result["model"])
     said = "\n".join(f"{one['name']}: {one['said']}" for one in results)
     found = {"run": str(folder), "model": model, "stages": results}
@@ -158,10 +170,31 @@ def _play(settings: PlaySettings, folder: Path) -> dict[str, Any]:
     return {"stage": PLAY, "run": str(folder), "model": settings.model, "said": said, "eval": found}
 
 
+def _label(settings: LabelSettings, folder: Path) -> dict[str, Any]:
+    """Label the turns of played episodes; interrupted or finished labels go on by themselves."""
+    plan = LabelPlan(
+        run=Path(settings.run),
+        policy=f"hf:{settings.model}",
+        out=folder,
+        completions=settings.completions,
+        limit=settings.limit,
+        temperature=settings.temperature,
+        sandbox=settings.sandbox,
+        chat=settings.chat,
+    )
+    with count_bar("labelling") as progress:
+        found = label_turns(plan, progress)
+    mean = "unknown" if found["mean"] is None else f"{found['mean']:.3f}"
+    said = f"{LABEL}: {found['n_turns']} turns of {found['n_episodes']} episodes, mean {mean}"
+    shared = {"stage": LABEL, "run": str(folder), "model": settings.model, "said": said}
+    return {**shared, "label": found}
+
+
 def _defaults(row: Row, own: Row) -> Row:
     """The recipe's own settings, as far as a stage of that kind has them."""
     kind = _SETTINGS.get(own["stage"], StageSettings)
-    known = {*kind.model_fields, *(() if kind is PlaySettings else ("card",))}
+    trains = kind not in (PlaySettings, LabelSettings)
+    known = {*kind.model_fields, *(("card",) if trains else ())}
     return {name: value for name, value in row.items() if name in known}
 
 

@@ -38,6 +38,7 @@ class Rewards:
         least: lowest reward that the credit can read.
         fewest: scored episodes without which a group says nothing.
         siblings: credit compares episodes of one task with each other, and with nothing else.
+        taught: a teacher says something of every token, whatever was earned.
     """
 
     turn_weights: Mapping[str, float] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Rewards:
     least: float = -math.inf
     fewest: int = 2
     siblings: bool = True
+    taught: bool = False
 
     def outcome(self, episode: Episode) -> float:
         """What the episode earned as a whole; only of one that was scored.
@@ -69,9 +71,9 @@ class Rewards:
 
     def any_signal(self, groups: Sequence[Group]) -> bool:
         """Whether a round can teach anything: a group has signal, or, where credit compares with
-        more than siblings, the round as a whole.
+        more than siblings, the round as a whole; a teacher always does.
         """
-        if any(self.has_signal(group) for group in groups):
+        if self.taught or any(self.has_signal(group) for group in groups):
             return True
         return not self.siblings and self._differ(
             episode for group in groups for episode in group.episodes

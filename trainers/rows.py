@@ -49,8 +49,28 @@ def padded_rows(
         raise UserError(
             "a row's first token was sampled from nothing; give every prompt at least one token"
         )
+    if any(row.experts is not None for row in rows):
+        tensors["experts_BTLK"] = _experts(rows, lengths)
     tensors["advantages_BT"] = torch.where(tensors["mask_BT"], torch.nan, 0.0).float()
     return tensors
+
+
+def _experts(rows: Sequence[Trajectory], lengths: npt.NDArray[np.int64]) -> Tensor:
+    """Which experts each token went to, int16 (B, T, layers, experts of a token); -1 where nobody
+    said.
+    """
+    shapes = {row.experts.shape[1:] for row in rows if row.experts is not None}
+    if len(shapes) != 1:
+        raise UserError(
+            f"rows have experts of {sorted(shapes)} (layers, experts of a token): train on episodes"
+            " of one model"
+        )
+    full = np.full((len(rows), lengths.max(initial=0), *shapes.pop()), -1, np.int16)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if row.experts is not None:
+            told = row.experts[:length]
+            full[index, : len(told)] = told
+    return torch.from_numpy(full)
 
 
 def _states(row: Trajectory) -> list[int]:

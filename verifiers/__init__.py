@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentrl.verifiers.models.judge import compare as compare
     from agentrl.verifiers.models.judge import pairwise as pairwise
     from agentrl.verifiers.models.judge import rubric as rubric
+    from agentrl.verifiers.models.process_reward import ProcessRewardModel as ProcessRewardModel
     from agentrl.verifiers.models.reward_model import RewardModel as RewardModel
     from agentrl.verifiers.process import Turn as Turn
     from agentrl.verifiers.process import each_turn as each_turn
@@ -70,6 +71,7 @@ else:
             ),
             "models.agreement": ("agreement", "cohen_kappa"),
             "models.judge": ("Criterion", "asks", "compare", "pairwise", "rubric"),
+            "models.process_reward": ("ProcessRewardModel",),
             "models.reward_model": ("RewardModel",),
             "process": ("Turn", "each_turn", "with_process_rewards"),
             "shaping": ("Term", "format_reward", "length_penalty", "repetition_penalty", "shaped"),

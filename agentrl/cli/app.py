@@ -17,7 +17,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli import doctor, environments, images, recipes, serve, train, view
-from agentrl.cli.measure import audit, compare, evaluate, export, profile, suite
+from agentrl.cli.measure import audit, compare, evaluate, export, label, profile, suite
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 from agentrl.records.redact import redactor
@@ -38,6 +38,7 @@ app.command("eval")(evaluate.evaluate)
 app.command()(profile.profile)
 app.command()(compare.compare)
 app.command()(suite.suite)
+app.command("label")(label.label_run)
 app.command()(export.export)
 app.command()(environments.convert)
 app.command()(train.train)
@@ -59,6 +60,9 @@ _CommandLineError: Any = next(
 
 def main() -> None:
     """Entry point of the `agentrl` program."""
+    # Before torch is loaded: threads that wait for each other sleep. Where other programs use the
+    # cores, turning in circles takes most of the CPU time and delays every training step.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.excepthook = _trace
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)

@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.errors import ConfigError, TaskError
 from agentrl.records.taskfile import read_rows, read_text, write_tasks
 from agentrl.types import Task
-from agentrl.verifiers.code.hidden import parse_python
+from agentrl.verifiers.code.hidden import python_tree
 
 FILE = "solution.py"
 STRICT = '''
@@ -136,7 +136,7 @@ def mbppplus(row: Row) -> Task:
     inputs.
     """
     test, code = row["test"], row["code"]
-    loop = parse_python(test).body[-1]
+    loop = python_tree(test).body[-1]
     if not isinstance(loop, ast.For):
         raise ValueError("field test does not end in a loop")
     name = _entry_point(code, row["test_list"][0])
@@ -150,7 +150,7 @@ def mbppplus(row: Row) -> Task:
 
 def _asserting(head: str) -> str:
     """The text before the loop; three rows compute in `assertion` what they forget to assert."""
-    module = parse_python(head)
+    module = python_tree(head)
     for node in module.body:
         if not isinstance(node, ast.FunctionDef) or node.name != "assertion":
             continue
@@ -203,10 +203,10 @@ FORMATS: dict[str, Callable[[Row], Task]] = {
 
 def _entry_point(code: str, test: str) -> str:
     """The function of the reference that a test calls."""
-    defined = {node.name for node in parse_python(code).body if isinstance(node, ast.FunctionDef)}
+    defined = {node.name for node in python_tree(code).body if isinstance(node, ast.FunctionDef)}
     called = [
         node.id
-        for node in ast.walk(parse_python(test))
+        for node in ast.walk(python_tree(test))
         if isinstance(node, ast.Name) and node.id in defined
     ]
     if not called:
@@ -217,7 +217,7 @@ def _entry_point(code: str, test: str) -> str:
 def _signature(code: str, name: str) -> str:
     functions = [
         node
-        for node in parse_python(code).body
+        for node in python_tree(code).body
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
     return f"{name}({ast.unparse(functions[-1].args)})"
@@ -232,7 +232,7 @@ def _with_names(check: str, code: str, entry_point: str) -> str:
     prompt defines, or (MBPP 120) a module that only the solution imports.
     """
     wanted = _free_names(check) - {entry_point}
-    module = parse_python(code)
+    module = python_tree(code)
     helpers = [
         node
         for node in module.body

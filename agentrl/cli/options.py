@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from agentrl.errors import ConfigError
-from agentrl.records.plain import plain
+from agentrl.records.plain import as_toml, plain
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -160,7 +160,7 @@ def _checked(kind: type[Settings], row: dict[str, Any], option: Callable[[str], 
         if problem["type"] == "literal_error":
             said = one_of_these(problem["input"], problem["ctx"]["expected"])
         raise ConfigError(
-            f"{option(str(problem['loc'][0]))} {problem['input']!r}: {said}"
+            f"{option(str(problem['loc'][0]))} {as_toml(problem['input'])}: {said}"
         ) from None
 
 

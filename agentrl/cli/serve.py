@@ -44,6 +44,11 @@ def serve(
 
     settings = vllm_settings(engine_option)
     refuse_missing(settings)
+    if settings.process != "auto":
+        raise ConfigError(
+            f"--engine-option process={str(settings.process).lower()} does nothing here, as a"
+            " server is a process of its own: leave it out"
+        )
     if not _is_loopback(host) and not os.environ.get(_KEY):
         raise ConfigError(
             f"--host {host} can be reached from other machines: set {_KEY} to a secret that"

@@ -95,6 +95,7 @@ class PoolSource:
         self._pending: dict[str, _Draw] = {}
         self._news: dict[str, Any] = {"chosen": []}
         self._metrics: dict[str, float] = {}
+        self._played: dict[str, int] = {}  # of the round: id -> level; some are retired by its end
         self._fill(saved.get("taken", []))
         self._drawn_N = np.full(len(self), -1, dtype=np.int64)
         for place, last in saved.get("drawn", []):
@@ -172,12 +173,14 @@ class PoolSource:
                 rounds = step - self._round
                 self.beliefs = self.beliefs.moved(rounds, self._settings.drift)
             self._round, self._news, self._metrics = step, {"chosen": []}, {}
+            self._played = {}
         passes = [[one.passed for one in group.episodes] for group in own]
         passed = [sum(one is True for one in group) for group in passes]
         scored = [sum(one is not None for one in group) for group in passes]
         at = [self._place[group.task.id] for group in own]
         self._drawn_N[at] = step
         counted = [i for i, count in enumerate(scored) if count]
+        self._played |= {own[i].task.id: int(self._levels[at[i]]) for i in counted}
         self.beliefs = self.beliefs.observed(
             [at[i] for i in counted],
             [passed[i] for i in counted],
@@ -189,18 +192,19 @@ class PoolSource:
 
     def metrics(self) -> dict[str, float]:
         """Of the last round that was observed; see docs/curriculum.md."""
-        played_N = self.beliefs.last_N == self._round
         found = {
             **self._metrics,
             "unseen": float(1 - self.beliefs.seen_N.mean()),
-            "tasks": float(played_N.sum()),
+            "tasks": float(len(self._played)),
             "retired": float(len(self._news.get("retired", ()))),
         }
         if len(self._parts) > 1:
             found["stage"] = float(self._stage)
             for level, mean in enumerate(samplers.level_means(self.beliefs)):
                 found[f"level_{level}/pass"] = float(mean)
-                found[f"level_{level}/tasks"] = float(played_N[self._levels == level].sum())
+                found[f"level_{level}/tasks"] = float(
+                    sum(one == level for one in self._played.values())
+                )
         return {f"curriculum/{name}": value for name, value in found.items()}
 
     def news(self) -> dict[str, Any]:

@@ -37,8 +37,9 @@ class Generation:
         finish: why sampling ended.
         version: of the weights that sampled all of it.
         per_token: what an engine says of each token besides, as arrays whose first axis is the
-            token: "routing" (experts that were chosen, layers × k), "kept" (ids that a truncated
-            distribution could draw). Empty for engines that have neither.
+            token: "routing" (the experts that each token went to which was read, those of the
+            prompt and all ids but the last: layers with a router × experts of a token), "kept"
+            (ids that a truncated distribution could draw). Empty for engines that have neither.
     """
 
     ids: tuple[int, ...]
@@ -122,6 +123,24 @@ class Measured(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """`engine/…` metrics since the last call."""
+        ...
+
+
+@runtime_checkable
+class Restarted(Protocol):
+    """An engine whose process may end, and is started again.
+
+    Attributes:
+        restarts: how often it was.
+        gone: why it will not be any more; None as long as it may.
+    """
+
+    restarts: int
+    gone: EngineError | None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is being started: requests wait, through no fault of theirs."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,12 @@ from agentrl.engines.loading import (
     find_model,
     load_config,
     load_tokenizer,
+    loaded_engine,
     own_dtype,
     transformers_engine,
 )
 from agentrl.engines.settings import EngineSettings
+from agentrl.engines.vllm_setup import refuse_missing
 from agentrl.errors import ConfigError, TemplateError
 
 if TYPE_CHECKING:
@@ -51,46 +55,89 @@ def open_engine(
     *,
     synchronous: bool = False,
     settings: EngineSettings | None = None,
+    log: Path | None = None,
 ) -> Engine:
     """The engine that samples turns of a chat with a loaded model.
 
-    vLLM takes from the model only where its folder is and what it computes in; its own weights are
-    random until the first `load`.
+    vLLM, and any engine with a process of its own, takes from the model only where its folder is
+    and what it computes in; vLLM's own weights are random until the first `load`.
+
+    Args:
+        log: file for the output of an engine's own process; None keeps it only for errors.
 
     Raises:
-        ConfigError: the tokenizer is not the model's, or vLLM cannot be had or serve the model.
+        ConfigError: the tokenizer is not the model's, its experts cannot be told, or vLLM cannot be
+            had or serve the model.
+        EngineAway: the engine's own process ended while it started.
     """
     settings = settings or EngineSettings()
     _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
-    if settings.name == "transformers":
+    if settings.name == "transformers" and not settings.has_process:
         return transformers_engine(
-            model, chat, synchronous=synchronous, history_mb=settings.history_mb
+            model,
+            chat,
+            synchronous=synchronous,
+            history_mb=settings.history_mb,
+            routing=settings.routing != "off",
         )
     base: Any = getattr(model, "get_base_model", lambda: model)()
     dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
-    return _vllm_engine(Path(base.name_or_path), chat, settings, dtype, synchronous, empty=True)
+    folder = Path(base.name_or_path)
+    if settings.name == "vllm":
+        opener = _vllm_opener(folder, chat, settings, dtype, synchronous, empty=True)
+    else:
+        opener = partial(
+            loaded_engine,
+            folder,
+            chat.stop_ids,
+            device=str(model.device),
+            dtype=dtype,
+            pad_id=chat.tokenizer.pad_token_id or 0,
+            synchronous=synchronous,
+            history_mb=settings.history_mb,
+        )
+    return _opened(opener, settings, log)
 
 
-def open_vllm(model: str | Path, chat: Chat, settings: EngineSettings) -> Engine:
-    """The vLLM engine of a model's folder, with the weights that are in it.
+def open_vllm(
+    model: str | Path, chat: Chat, settings: EngineSettings, log: Path | None = None
+) -> Engine:
+    """The vLLM engine of a model's folder, with the weights that are in it; `log` as above.
 
     Raises:
         ConfigError: the tokenizer is not the model's, or vLLM cannot be had or serve the model.
+        EngineAway: vLLM's own process ended while it started.
     """
     folder = find_model(model)
     _refuse_vocabulary(chat, int(load_config(folder).get_text_config().vocab_size))
-    return _vllm_engine(folder, chat, settings, own_dtype(folder), False, empty=False)
+    opener = _vllm_opener(folder, chat, settings, own_dtype(folder), False, empty=False)
+    return _opened(opener, settings, log)
 
 
-def _vllm_engine(
+def _opened(opener: Callable[[], Engine], settings: EngineSettings, log: Path | None) -> Engine:
+    """The engine, here or in a process of its own."""
+    if not settings.has_process:
+        return opener()
+    from agentrl.engines.own_process.process import ProcessEngine
+
+    refuse_missing(settings)
+    return ProcessEngine(opener, label=settings.name, log=log)
+
+
+def _vllm_opener(
     folder: Path, chat: Chat, settings: EngineSettings, dtype: Any, synchronous: bool, empty: bool
-) -> Engine:
+) -> Callable[[], Engine]:
     from agentrl.engines.vllm import VllmEngine
 
     chosen = str(dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
-    stop_ids = chat.stop_ids
-    return VllmEngine(
-        folder, stop_ids, settings, dtype=chosen, synchronous=synchronous, empty=empty
+    return partial(
+        VllmEngine,
+        folder,
+        chat.stop_ids,
+        settings,
+        dtype=chosen,
+        synchronous=synchronous,
+        empty=empty,
     )
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.tokens import Chat
+from agentrl.engines.output import with_float32_output
 from agentrl.engines.settings import HISTORY_MB
-from agentrl.engines.transformers import TransformersEngine, with_float32_output
+from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,9 +121,10 @@ def refuse_other_tokenizer(policy: str | Path, other: str | Path, setting: str) 
     if ours != theirs:
         differ = sum(theirs.get(token) != at for token, at in ours.items())
         raise ConfigError(
-            f"{setting}={other}: its tokenizer is not the policy's ({differ} of {len(ours)} tokens"
-            f" differ, {len(theirs)} in all), so it cannot read the policy's tokens: train one from"
-            f" {policy}"
+            f"{setting}={other}: its tokenizer ({len(theirs)} tokens) is not that of the policy"
+            f" {policy}: {differ} of the policy's {len(ours)} tokens have another id there, or"
+            " none, so it would misread them: give a model with the policy's tokenizer, as one that"
+            f" was trained from {policy}"
         )
 
 
@@ -210,13 +212,40 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
     """
     from transformers import AutoModelForSequenceClassification
 
-    model, found = _load(AutoModelForSequenceClassification, path, output_loading_info=True)
+    with _quiet():  # what the folder lacks is told below
+        model, found = _load(AutoModelForSequenceClassification, path, output_loading_info=True)
     heads = getattr(model.config, "reward_heads", 1)  # an ensemble of ours has more than one
     if found["missing_keys"] or model.config.num_labels != heads:
         raise ConfigError(
             f"model folder {path} is no reward model: it needs the weights of a head with"
             f" num_labels=1, not {model.config.num_labels} labels and missing"
             f" {sorted(found['missing_keys'])}"
+        )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def load_process_reward_model(path: str | Path) -> PreTrainedModel:
+    """Load the classifier of tokens that a stage "process_reward" left in a folder.
+
+    Raises:
+        ConfigError: there is no such folder, or what it holds was not trained to judge turns.
+    """
+    if not getattr(load_config(path), "process_reward", False):
+        raise ConfigError(
+            f"model folder {path} is no process reward model: give the model of a stage ="
+            ' "process_reward"'
+        )
+    from transformers import AutoModelForTokenClassification
+
+    with _quiet():
+        model, found = _load(
+            AutoModelForTokenClassification, path, dtype="float32", output_loading_info=True
+        )
+    if found["missing_keys"]:
+        raise ConfigError(
+            f"model folder {path} is no process reward model: it lacks the weights"
+            f' {sorted(found["missing_keys"])}: give the model of a stage = "process_reward"'
         )
     loaded: PreTrainedModel = model
     return loaded
@@ -312,16 +341,38 @@ def transformers_engine(
     *,
     synchronous: bool = False,
     history_mb: int = HISTORY_MB,
+    routing: bool = False,
 ) -> TransformersEngine:
-    """An engine for a model and the chat whose stop tokens end its turns."""
+    """An engine for a model and the chat whose stop tokens end its turns.
+
+    Args:
+        routing: say which experts each token went to.
+
+    Raises:
+        ConfigError: it is to say that, and the model has no experts or hides its choice.
+    """
     pad = chat.tokenizer.pad_token_id
-    return TransformersEngine(
+    engine = TransformersEngine(
         model,
         chat.stop_ids,
         pad_id=0 if pad is None else pad,
         synchronous=synchronous,
         history_mb=history_mb,
     )
+    if routing:
+        engine.tell_routing()
+    return engine
+
+
+def loaded_engine(
+    path: Path, stop_ids: frozenset[int], *, device: str, dtype: torch.dtype, **options: Any
+) -> TransformersEngine:
+    """An engine with a model of its own, from a folder; options are those of the engine.
+
+    Its weights say that they need gradients, as those that train do: on some processors PyTorch
+    rounds differently where they do not.
+    """
+    return TransformersEngine(load_model(path, device, dtype=dtype), stop_ids, **options)
 
 
 @contextmanager

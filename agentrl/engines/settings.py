@@ -8,23 +8,31 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 EngineName = Literal["transformers", "vllm"]
 HISTORY_MB = 2048
+Routing = Literal["off", "replay", "record"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineSettings(BaseModel):
-    """What samples. All but the first three are settings of vLLM."""
+    """What samples. All but the first four are settings of vLLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     name: EngineName = "transformers"
-    """"transformers": in this process, on the loaded model. "vllm": in this process, on weights of
-    its own, with paged keys and values and continuous batches."""
+    """"transformers": on the loaded model. "vllm": on weights of its own, with paged keys and
+    values and continuous batches."""
+    process: Literal["auto", True, False] = "auto"
+    """Sample in a process of its own, on weights of its own; one that dies is started again.
+    "auto": vLLM does, "transformers" does not."""
     own_weights: bool = False
     """Of "transformers": sample from a second copy of the weights, which each round replaces; costs
     their memory. vLLM always has its own."""
     history_mb: int = Field(default=HISTORY_MB, ge=0)
     """Of "transformers": memory for keys and values that episodes keep between their turns; 0:
     every turn computes the whole history anew. vLLM keeps them in its own cache."""
+    routing: Routing = "off"
+    """Of "transformers", for mixtures of experts. "replay": the engine says which experts each
+    token went to, and the policy is trained with the same ones; "record": they are written to
+    `episodes.jsonl` as well."""
     max_model_len: int = Field(default=0, ge=0)
     """Longest prompt and answer together, in tokens; 0: as long as the model's context."""
     dtype: Precision = "auto"
@@ -38,10 +46,22 @@ class EngineSettings(BaseModel):
     sleep: bool = False
     """On a GPU: give keys, values and weights back while the policy is updated."""
 
+    @property
+    def has_process(self) -> bool:
+        """Whether the engine lives in a process of its own."""
+        return self.name == "vllm" if self.process == "auto" else self.process
+
     @model_validator(mode="after")
     def _fit_the_engine(self) -> Self:
-        own = {"own_weights", "history_mb"}
-        mine = {"transformers": {"name", *own}, "vllm": set(_FIELDS) - own}
+        if self.process is True and self.own_weights:
+            raise ValueError("own_weights=True: process=true has them in any case: leave it out")
+        if self.has_process and self.routing != "off":
+            raise ValueError(
+                f"routing={self.routing!r}: which experts were chosen is known to an engine in this"
+                " process alone: set routing='off', or name='transformers' without process=true"
+            )
+        own = {"own_weights", "history_mb", "routing"}
+        mine = {"transformers": {"name", "process", *own}, "vllm": set(_FIELDS) - own}
         for field in sorted(set(_FIELDS) - mine[self.name]):
             value = getattr(self, field)
             if value != EngineSettings.model_fields[field].default:

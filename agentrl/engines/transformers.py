@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from agentrl.engines.base import Generation, Sampling, Weights, refuse_request
-from agentrl.engines.histories import Histories, History
+from agentrl.engines.growing import Histories, History
+from agentrl.engines.output import with_float32_output
+from agentrl.engines.routing import RoutingNotes, narrowest, noted_routing, refuse_unroutable
 from agentrl.engines.settings import HISTORY_MB
 from agentrl.errors import EngineAborted, EngineError
 
@@ -38,40 +40,6 @@ class _Request(NamedTuple):
     sampling: Sampling
     seed: int
     reply: asyncio.Future[Generation]
-
-
-class Float32Output(torch.nn.Linear):
-    """An output layer whose products are summed in float32, whatever the model computes in.
-
-    Rounding to bfloat16 moves a logit of 8 by up to 1/64, which is more than a sequence ratio may
-    move. A trainer sums in float32, so a sampler must.
-    """
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits in float32 (float64 where weights or states are)."""
-        weight, wide = self.weight, torch.float32
-        wide = torch.promote_types(torch.promote_types(weight.dtype, states.dtype), wide)
-        with torch.autocast(states.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(wide)
-            is_low = weight.dtype != wide == torch.float32
-            if is_low and weight.is_cuda and not states.requires_grad:
-                # Tensor cores sum in float32 without a copy of the weights in it.
-                rows = states.flatten(0, -2).to(weight.dtype)
-                logits = torch.mm(rows, weight.T, out_dtype=wide)
-                logits = logits if bias is None else logits + bias
-                return logits.view(*states.shape[:-1], -1)
-            return torch.nn.functional.linear(states.to(wide), weight.to(wide), bias)
-
-
-def with_float32_output(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, from now on with logits in float32 where its output layer is a plain linear one.
-
-    The class of the layer changes, not the object: copies and checkpoints are what they were.
-    """
-    head: Any = model.get_output_embeddings()
-    if type(head) is torch.nn.Linear:
-        head.__class__ = Float32Output
-    return model
 
 
 class TransformersEngine:
@@ -109,6 +77,7 @@ class TransformersEngine:
         self.lock = threading.Lock()
         self._stop = torch.tensor(sorted(stop_ids), device=model.device)
         self._pad_id = pad_id
+        self._experts: type | None = None
         self._synchronous = synchronous
         self._max_batch = max_batch
         self._seats = 0
@@ -118,6 +87,22 @@ class TransformersEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="agentrl-sampler")
+
+    @property
+    def tells_routing(self) -> bool:
+        """Whether each generation says which experts its tokens went to."""
+        return self._experts is not None
+
+    def tell_routing(self) -> None:
+        """Say from now on which experts each token went to, in `Generation.per_token`.
+
+        Raises:
+            ConfigError: the model has no experts, or routers whose choice cannot be told.
+        """
+        with self.lock:
+            refuse_unroutable(self.model)
+            self.histories.clear()
+            self._experts = narrowest(self.model)
 
     @contextmanager
     def seat(self) -> Iterator[None]:
@@ -230,7 +215,8 @@ class TransformersEngine:
             was_training = self.model.training
             self.model.eval()
             try:
-                return _decode(self, rows)
+                with noted_routing(self.model, self._experts) as notes:
+                    return _decode(self, rows, notes)
             finally:
                 self.model.train(was_training)
                 self._forget_if_empty()
@@ -256,9 +242,26 @@ class _Batch:
         self.attention_BT = self.attention_BT[index]
         self.cache.batch_select_indices(index)
 
+    def next_logits(
+        self, model: Any, ids_BT: torch.Tensor, position_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """Read tokens; the logits (B, V) of what follows them."""
+        output = model(
+            input_ids=ids_BT,
+            attention_mask=self.attention_BT,
+            position_ids=position_BT,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_BV: torch.Tensor = output.logits[:, -1]
+        return logits_BV
 
-def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Generation]:
-    model, device = engine.model, engine.model.device
+
+def _decode(
+    engine: TransformersEngine, requests: Sequence[_Request], notes: RoutingNotes
+) -> list[Generation]:
+    device = engine.model.device
     limits = [request.sampling.max_tokens for request in requests]
     uniform = [
         _uniform(request.seed, limit) for request, limit in zip(requests, limits, strict=True)
@@ -272,16 +275,11 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
     finish = ["length"] * len(requests)
     position_BT = (batch.attention_BT.cumsum(-1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
     for step in range(max(limits)):
-        output = model(
-            input_ids=ids_BT,
-            attention_mask=batch.attention_BT,
-            position_ids=position_BT,
-            past_key_values=batch.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits_BV = output.logits[:, -1]
-        if step == 0:  # a prompt that several rows share (those of a group) was computed once
+        logits_BV = batch.next_logits(engine.model, ids_BT, position_BT)
+        if step:
+            notes.add(batch.rows)
+        else:  # a prompt that several rows share (those of a group) was computed once
+            notes.begin(prompts, known, prompt_of)
             if prompt_of != batch.rows:
                 batch.keep(prompt_of)
             batch.rows = list(range(len(requests)))
@@ -302,7 +300,8 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
                 continue
             read = (*requests[row].prompt_ids, *ids[row][:-1])
             past = known[prompt_of[row]]
-            engine.histories.keep(read, batch.cache, index, batch.attention_BT[index], past)
+            place_T, experts = batch.attention_BT[index], notes.of(row)
+            engine.histories.keep(read, batch.cache, index, place_T, past, experts)
         if not alive:
             break
         if len(alive) < len(batch.rows):
@@ -311,9 +310,10 @@ def _decode(engine: TransformersEngine, requests: Sequence[_Request]) -> list[Ge
             position_BT = position_BT[torch.tensor(alive, device=device)]
         ids_BT, position_BT = token_B[:, None], position_BT[:, -1:] + 1
         batch.attention_BT = torch.nn.functional.pad(batch.attention_BT, (0, 1), value=1)
+    said = zip(ids, logprobs, finish, map(notes.told, range(len(requests))), strict=True)
     return [
-        Generation(tuple(ids[row]), tuple(logprobs[row]), finish[row], engine.version)  # type: ignore[arg-type]
-        for row in range(len(requests))
+        Generation(tuple(new), tuple(words), end, engine.version, told)  # type: ignore[arg-type]
+        for new, words, end, told in said
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.env import ToolEnv
-from agentrl.errors import AgentRLError, ContractError
+from agentrl.errors import AgentRLError, ConfigError, ContractError
 from agentrl.evaluation.leaks import shown_secret
 from agentrl.evaluation.outcomes import Outcome, outcomes
 from agentrl.gym import GymEnv
@@ -41,7 +41,7 @@ def check_named(
     """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule.
 
     Raises:
-        ConfigError: the environment is unknown, cannot be loaded or does not take a setting, or
+        ConfigError: the environment is unknown, cannot be loaded or does not take its settings, or
             the sandbox cannot be used.
     """
     try:
@@ -62,7 +62,8 @@ def check_environment(
         sandbox: backend, for environments that need one.
 
     Raises:
-        ConfigError: the backend cannot be used, or is no boundary for an untrusted environment.
+        ConfigError: the backend cannot be used, or is no boundary for an untrusted environment; or
+            the environment says that a setting of its own is wrong or missing.
     """
     return list(_findings(make, n_tasks, sandbox))
 
@@ -115,20 +116,20 @@ def _usable(sandbox: str, env: ToolEnv) -> str:
 
 
 def _guarded(rule: str, check: Callable[[], str]) -> RuleResult:
-    """The finding of a check; what it raises is the problem."""
+    """The finding of a check; what it raises is the problem, unless a setting is wrong."""
     try:
         return RuleResult(rule, check())
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001 - the environment under test may raise anything
         return RuleResult(rule, f"{type(error).__name__}: {error}")
 
 
 def _check_tools(env: ToolEnv) -> str:
     """`@tool` has checked types and docstrings; this checks that the agent can act at all."""
-    return (
-        ""
-        if tools_of(type(env)) or type(env).on_text is not ToolEnv.on_text
-        else "it has no tools and no on_text"
-    )
+    asked_once = env.limits.turns == 1  # the answer is all there is to do
+    acts = tools_of(type(env)) or type(env).on_text is not ToolEnv.on_text or asked_once
+    return "" if acts else "it has no tools and no on_text: set limits.turns to 1 if that is meant"
 
 
 def _check_split(

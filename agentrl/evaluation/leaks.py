@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from agentrl.types import Task
+from agentrl.types import Task, leaves
 
 SHORTEST = 24
 """Letters from which a text is no chance; shorter values are looked for by planting canaries."""
@@ -16,14 +16,7 @@ SHOWN = 40
 
 def texts_in(value: object) -> Iterator[str]:
     """Every text in nested lists and dicts, keys left out."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from texts_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from texts_in(item)
+    return (one for one in leaves(value) if isinstance(one, str))
 
 
 def shown_secret(task: Task) -> str:

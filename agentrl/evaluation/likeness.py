@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from agentrl.types import Task
-from agentrl.verifiers.code.hidden import parse_python
+from agentrl.verifiers.code.hidden import python_tree
 
 NEAR = 0.9
 """Similarity from which two tasks are near-duplicates."""
@@ -79,7 +79,7 @@ def renamed(task: Task) -> list[str]:
 
 def _defined(text: str) -> Iterator[str]:
     try:
-        module = parse_python(text)
+        module = python_tree(text)
     except ValueError:
         return
     for node in ast.walk(module):

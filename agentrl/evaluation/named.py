@@ -15,6 +15,8 @@ from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
 from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
 
 if TYPE_CHECKING:
+    from agentrl.chat.settings import ChatSettings
+    from agentrl.chat.tokens import Chat
     from agentrl.evaluation.run import EvalPlan
 
 POLICIES = "oracle, noop, hf:MODEL, vllm:MODEL or openai:MODEL@URL"
@@ -103,17 +105,29 @@ def _served_policy(address: str, plan: EvalPlan) -> Policy:
     )
 
 
-def _loaded_policy(kind: str, model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
+def chat_of(policy: str, settings: ChatSettings) -> Chat:
+    """How the model of an `hf:` or `vllm:` policy reads messages; no weights are loaded.
+
+    Raises:
+        ConfigError: a model that cannot be used.
+        TemplateError: its chat template cannot carry exact tokens.
+    """
     try:
-        from agentrl.engines.factory import open_chat, open_engine, open_vllm
-        from agentrl.engines.loading import best_device, load_model
+        from agentrl.engines.factory import open_chat
     except ImportError as error:
         raise ConfigError(
-            f"--policy {plan.policy} needs torch and transformers: pip install 'agentrl[train]'"
+            f"--policy {policy} needs torch and transformers: pip install 'agentrl[train]'"
         ) from error
-    chat = open_chat(model, plan.chat)
+    return open_chat(policy.partition(":")[2], settings)
+
+
+def _loaded_policy(kind: str, model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
+    chat = chat_of(plan.policy, plan.chat)
+    from agentrl.engines.factory import open_engine, open_vllm
+    from agentrl.engines.loading import best_device, load_model
+
     if kind == "vllm":
-        engine = open_vllm(model, chat, plan.engine)
+        engine = open_vllm(model, chat, plan.engine, plan.out and plan.out / "engine.log")
     else:
         engine = open_engine(load_model(model, best_device()), chat)
     sampling = Sampling(plan.temperature, plan.top_p, plan.top_k, turn_tokens)

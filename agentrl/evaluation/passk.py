@@ -110,7 +110,8 @@ def bootstrap_ci(
     """Percentile bootstrap interval of the mean of `values`, one per task, resampled with
     replacement.
 
-    Where all values are equal the interval is that point; `wilson_ci` says more there.
+    Where all values are equal the interval is that point, and of few values that are 0 or 1 it
+    reaches the end of the scale by chance; `wilson_ci` says more there.
 
     Raises:
         ConfigError: no values, or level not inside (0, 1).
@@ -226,8 +227,8 @@ def _mean_over_tasks(
     excluded = len(counts) - len(values)
     if not values:
         return PassAt(None, None, 0, excluded)
-    if len(set(values)) == 1 and values[0] in (0.0, 1.0):
-        interval = wilson_ci(len(values) * int(values[0]), len(values))
+    if set(values) <= {0.0, 1.0}:
+        interval = wilson_ci(int(sum(values)), len(values))
     else:
         interval = bootstrap_ci(values, seed=seed)
     return PassAt(_mean(values), interval, len(values), excluded)

@@ -97,10 +97,8 @@ def regrade(
             " training run"
         )
     episodes = list(read_episodes(path).values())
-    config = _config(plan.run)
-    env_id, make = _environment(plan, config, episodes)
-    found = _find_tasks(make(), episodes, _streams(config, episodes))
-    skipped = {episode.key: why for episode in episodes if (why := _skipped(episode, found))}
+    env_id, make, found = recorded_tasks(plan, episodes)
+    skipped = {episode.key: why for episode in episodes if (why := why_skipped(episode, found))}
     due = [episode for episode in episodes if episode.key not in skipped]
     pool = pool_for(make(), plan.sandbox)
     setting = Setting(make, noop(), pool)
@@ -126,6 +124,23 @@ def regrade(
         "changed": changed[:20],
         "out": str(out),
     }
+
+
+def recorded_tasks(
+    plan: RegradePlan, episodes: Sequence[Episode]
+) -> tuple[str, Callable[[], ToolEnv], dict[str, tuple[Task, int]]]:
+    """What the episodes of a run played.
+
+    Returns:
+        the environment's id, what makes it, and task id -> the task with its hidden part and the
+        seed of its run, as far as it can be found.
+
+    Raises:
+        ConfigError: the environment cannot be found.
+    """
+    config = _config(plan.run)
+    env_id, make = _environment(plan, config, episodes)
+    return env_id, make, _find_tasks(make(), episodes, _streams(config, episodes))
 
 
 def _environment(
@@ -211,8 +226,8 @@ def _find_tasks(
     return found
 
 
-def _skipped(episode: Episode, found: Mapping[str, tuple[Task, int]]) -> str:
-    """Why an episode cannot be graded; empty if it can."""
+def why_skipped(episode: Episode, found: Mapping[str, tuple[Task, int]]) -> str:
+    """Why an episode cannot be graded or played again; empty if it can."""
     if episode.end.ending is Ending.FAILED:
         return f"failed ({episode.end.value})"
     if episode.task.id not in found:

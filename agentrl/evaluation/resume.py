@@ -17,13 +17,14 @@ PLAN = "plan.json"
 _EDGE = 1 << 20
 
 
-def claim(out: Path, plan: dict[str, Any]) -> None:
+def claim(out: Path, plan: dict[str, Any], what: str = "an evaluation") -> None:
     """Write the plan into its folder, or check that the folder's own says the same; more tasks may
     join.
 
     Args:
         out: the evaluation's folder.
         plan: JSON values by name; `tasks` maps task ids to fingerprints.
+        what: the folder holds, for the sentence of an error.
 
     Raises:
         ConfigError: one sentence with the first thing that differs; nothing is written.
@@ -33,7 +34,7 @@ def claim(out: Path, plan: dict[str, Any]) -> None:
     for name in sorted(plan.keys() & old.keys() - {"tasks"}):
         if plan[name] != old[name]:
             raise ConfigError(
-                f"{out} holds an evaluation with another {name}{_shown(old[name], plan[name])}:"
+                f"{out} holds {what} with another {name}{_shown(old[name], plan[name])}:"
                 " choose another --out"
             )
     known = old.get("tasks", {})

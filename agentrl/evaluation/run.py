@@ -340,7 +340,9 @@ def _take(env: ToolEnv, plan: EvalPlan) -> list[Task]:
         )
     tasks = list(itertools.islice(env.tasks(plan.split, plan.seed), plan.limit or None))
     if not tasks:
-        raise ConfigError(f"{env.id} has no tasks in split {plan.split!r}")
+        raise ConfigError(
+            f"{env.id} has no tasks in split {plan.split!r}: name another with --split"
+        )
     return tasks
 
 

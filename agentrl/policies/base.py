@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from agentrl.chat.tokens import Chat
-from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.base import Engine, Restarted, Sampling
 from agentrl.trajectory import Episode, Segment, Trajectory
 from agentrl.types import EndReason, Limits, Message, Task, ToolSpec
 
@@ -140,13 +140,13 @@ class TokenPolicy:
         self.sampling = sampling or Sampling()
 
     @contextmanager
-    def player(self, task: Task, limits: Limits, seed: int) -> Iterator[Player]:
+    def player(self, task: Task, limits: Limits, seed: int) -> Iterator[TokenPlayer]:
         """A player with a seat at the engine for as long as the block lasts."""
         with self.engine.seat():
-            yield _TokenPlayer(self, limits, seed)
+            yield TokenPlayer(self, limits, seed)
 
 
-class _TokenPlayer:
+class TokenPlayer:
     """The append-only token history of one episode; a rewritten history opens a new branch."""
 
     def __init__(self, policy: TokenPolicy, limits: Limits, seed: int) -> None:
@@ -158,10 +158,27 @@ class _TokenPlayer:
         self._sampled = 0
         self._turn = 0
 
+    def take(self, branches: Sequence[Trajectory], seen: int) -> None:
+        """Go on from what was sampled elsewhere.
+
+        Args:
+            branches: up to the last sampled token.
+            seen: messages before the last one that was sampled.
+        """
+        self._branches, self._seen = list(branches), seen
+        sampled = [s for b in branches for s in b.segments[b.shared :] if s.finish]
+        self._turn, self._sampled = len(sampled), sum(len(segment.ids) for segment in sampled)
+
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
         """The branches so far; each ends with what was sampled."""
         return tuple(self._branches)
+
+    @property
+    def thinking_s(self) -> float | None:
+        """None: all of a turn counts; nothing of one that waits for a process to start."""
+        engine = self._policy.engine
+        return 0.0 if isinstance(engine, Restarted) and engine.is_away else None
 
     async def act(
         self, history: Sequence[Message], tools: Sequence[ToolSpec]
@@ -182,9 +199,8 @@ class _TokenPlayer:
         out = await engine.generate(branch.ids, replace(sampling, max_tokens=budget), seed=seed)
         if len(branch.segments) == 1:
             self._branches.append(branch)
-        self._branches[-1] = branch.extend(
-            Segment.sampled(out.ids, out.logprobs, out.version, out.finish)
-        )
+        said = Segment.sampled(out.ids, out.logprobs, out.version, out.finish)
+        self._branches[-1] = branch.extend(said).routed(out.per_token.get("routing"))
         self._sampled += len(out.ids)
         self._turn += 1
         self._seen = len(history)

@@ -106,7 +106,7 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
             return seconds
     try:
         date = parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
+    except (ValueError, OverflowError):  # the second for a time zone beyond all measure
         return None
     return max(0.0, date.timestamp() - time.time())
 

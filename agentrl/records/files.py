@@ -18,6 +18,7 @@ import math
 import os
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ FORMAT_VERSION = 2
 """Version 1 wrote `"side_effects": {}` for episodes in which nothing measured them."""
 
 _DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_NO_ROW = (ValueError, TypeError, KeyError, IndexError, zlib.error)
 _ESCAPE = "backslashreplace"  # a lone surrogate has no UTF-8; its Python escape is also JSON's
 
 T = TypeVar("T")
@@ -93,7 +95,18 @@ class _LineWriter:
 
 
 class EpisodeWriter(_LineWriter):
-    """Appends episodes to `episodes.jsonl`, one line each."""
+    """Appends episodes to `episodes.jsonl`, one line each.
+
+    Args:
+        path, fsync: as for every writer of lines.
+        experts: write which experts of a mixture the tokens went to as well, where that is known.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, fsync: bool = False, experts: bool = False
+    ) -> None:
+        super().__init__(path, fsync=fsync)
+        self._experts = experts
 
     def write(self, episode: Episode) -> None:
         """Append one episode; once this returns, a crash of the process no longer loses it.
@@ -102,7 +115,8 @@ class EpisodeWriter(_LineWriter):
             ContractError: task metadata or tool arguments hold what JSON cannot say.
             OSError: the disk is full or gone; the file is left at its last whole line.
         """
-        self._append(episode_row(episode), f"episode {tuple(episode.key)}")
+        row = episode_row(episode, experts=self._experts)
+        self._append(row, f"episode {tuple(episode.key)}")
 
 
 class MetricsWriter(_LineWriter):
@@ -125,6 +139,28 @@ class MetricsWriter(_LineWriter):
                 f"metric name {min(reserved)!r} is reserved by the record format; choose another"
             )
         self._append(dict(metrics), f"metrics of step {step}")
+
+
+class RowWriter(_LineWriter):
+    """Appends rows of plain values, one line each."""
+
+    def write(self, row: Row) -> None:
+        """Append one row.
+
+        Raises:
+            ContractError: it holds what JSON cannot say.
+            OSError: the disk is full or gone; the file is left at its last whole line.
+        """
+        self._append(row, f"a row of {self.path.name}")
+
+
+def read_plain_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """Return the rows of a file in their order.
+
+    Raises:
+        UserError: the file is missing, or a line that is not the last is broken.
+    """
+    return list(_parse_rows(Path(path), dict))
 
 
 def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
@@ -293,11 +329,12 @@ def _parse(line: bytes, where: str, parse: Callable[[Row], T]) -> T:
         if version in (1, FORMAT_VERSION):
             _restore_nonfinite(row)
             return parse(row if version == FORMAT_VERSION else _from_version_1(row))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (*_NO_ROW, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(
-            f"{where} is not a record ({reason}); delete that line or restore the file"
-        ) from error
+        fix = "delete that line or restore the file"
+        if _is_json(line):
+            fix = "give a file of such records, or restore this one"
+        raise UserError(f"{where} is not a record ({reason}); {fix}") from error
     raise UserError(
         f"{where} has format version {version!r} but this agentrl reads up to {FORMAT_VERSION};"
         " upgrade agentrl"

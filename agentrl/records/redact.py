@@ -50,12 +50,15 @@ _FORMS = tuple(
         (r"://[^:/\s]+:[^@/\s]+@", "AC[a-z0-9]{32}", "SK[a-z0-9]{32}", ":[0-9A-Za-z_-]{35}"),
     )
 )
-_OWN_RULES = (
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [^-]*-----|.*)",
-    r"sk-(?:ant|proj)-[A-Za-z0-9_\-]{20,}",
-    r"hf_[A-Za-z0-9]{30,}",
-    r"AIza[0-9A-Za-z_\-]{35}",
-    r"github_pat_[A-Za-z0-9_]{40,}",
+_OWN_RULES = tuple(
+    re.compile(rule, re.DOTALL)
+    for rule in (
+        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [^-]*-----|.*)",
+        r"sk-(?:ant|proj)-[A-Za-z0-9_\-]{20,}",
+        r"hf_[A-Za-z0-9]{30,}",
+        r"AIza[0-9A-Za-z_\-]{35}",
+        r"github_pat_[A-Za-z0-9_]{40,}",
+    )
 )
 _PLUGINS = (
     *("artifactory", "aws", "azure_storage_key", "basic_auth", "cloudant", "github_token"),
@@ -65,9 +68,12 @@ _PLUGINS = (
 _CHUNK = re.compile(
     r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{22,}+={0,2}"
 )  # longer than the digits of a float
-_QUOTED = re.compile(r"[^\s%\"']*(?:%[0-9A-Fa-f]{2}[^\s%\"']*){2,}")
+# From where a run begins, and without a second try: the time grows with the length alone.
+_QUOTED = re.compile(r"(?<![^\s%\"'])[^\s%\"']*+(?:%[0-9A-Fa-f]{2}[^\s%\"']*+){2,}")
 _MAYBE_SPACED = re.compile(r"(([\W_])\2{0,2})[^\n]\1[^\n]\1[^\n]\1")
 _SPACED = re.compile(r"[^\n](([\W_])\2{0,2})(?:[^\n]\1){9,}[^\n]")
+_WINDOW = 4096
+"""Characters in which a rule of detect-secrets is looked for; what begins there may be longer."""
 _BETWEEN = "\0"  # of the strings of a row, where a look is for all at once
 
 PATHS = frozenset({"artifacts", "files", "side_effects"})
@@ -146,8 +152,10 @@ class Redactor:
         for value in (*self._values, *self._reversed):
             text = text.replace(value, MARK)
         if _has_form(text):
+            for own in _OWN_RULES:
+                text = own.sub(MARK, text)
             for rule in _rules():
-                text = rule.sub(MARK, text)
+                text = _without(rule, text)
         return text
 
     def _unless(self, chunk: str, decoded: Any) -> str:
@@ -185,7 +193,7 @@ def is_common(value: str) -> bool:
     if len(value) < _SHORTEST or len(set(value)) < _FEWEST_DIFFERENT:
         return True
     words = [word for word in re.split(r"[\W_]+", value) if word]
-    plain = all(
+    plain = bool(words) and all(
         word.isalpha() and (word.islower() or word.isupper() or word.istitle()) for word in words
     )
     return len(value) < _LONGEST_WORDS and (plain or value.isdecimal())
@@ -216,13 +224,34 @@ def _rules() -> tuple[re.Pattern[str], ...]:
 
     from detect_secrets.plugins.base import RegexBasedDetector
 
-    found = [re.compile(rule, re.DOTALL) for rule in _OWN_RULES]
+    found: list[re.Pattern[str]] = []
     for name in _PLUGINS:
         for item in vars(import_module(f"detect_secrets.plugins.{name}")).values():
             if isinstance(item, type) and issubclass(item, RegexBasedDetector):
                 rules = item.denylist
                 found += rules if isinstance(rules, list | tuple) else []
     return tuple(dict.fromkeys(found))
+
+
+def _without(rule: re.Pattern[str], text: str) -> str:
+    """The text with the mark in the place of what a rule of others finds. It is looked for within a
+    window, since such a rule may begin anew at every character and read to the text's end.
+    """
+    kept, last, at = list[str](), 0, 0
+    while at < len(text):
+        end = at + _WINDOW
+        found = rule.search(text, at, end)
+        if not found and end >= len(text):
+            break
+        if not found:
+            at += _WINDOW // 2
+            continue
+        if found.end() == end:
+            found = rule.match(text, found.start()) or found
+        kept += text[last : found.start()], MARK
+        last = found.end()
+        at = max(last, at + 1)
+    return "".join((*kept, text[last:]))
 
 
 def _has_form(text: str) -> bool:

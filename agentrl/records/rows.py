@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import zlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,15 +20,22 @@ from agentrl.trajectory import (
 from agentrl.types import BadCall, EndReason, Message, Score, TaskView, ToolCall
 
 Row = dict[str, Any]
+_MOST_EXPERTS = 1 << 14
+"""Layers with a router times experts of a token; large models have a thousand."""
 
 
-def episode_row(episode: Episode) -> Row:
-    """The row of an episode; a segment that branches share stands once."""
+def episode_row(episode: Episode, *, experts: bool = False) -> Row:
+    """The row of an episode; a segment that branches share stands once.
+
+    Args:
+        experts: write which experts the tokens went to, where that is known.
+    """
     segments: dict[Segment, int] = {}
     trajectories = [
         {
             "segments": [segments.setdefault(part, len(segments)) for part in branch.segments],
             "shared": branch.shared,
+            **(_experts_row(branch.experts) if experts and branch.experts is not None else {}),
         }
         for branch in episode.trajectories
     ]
@@ -39,7 +48,7 @@ def episode_row(episode: Episode) -> Row:
         "end": episode.end.value,
         "score": _score_row(score),
         "counts": {**vars(counts), "by_tool": dict(counts.by_tool)},
-        "messages": [_message_row(message) for message in episode.messages],
+        "messages": messages_row(episode.messages),
         "segments": [_segment_row(segment) for segment in segments],
         "trajectories": trajectories,
         "artifacts": {path: _content_row(content) for path, content in episode.artifacts.items()},
@@ -56,6 +65,11 @@ def _score_row(score: Score) -> Row:
     if score.unshaped is not None:
         row["unshaped"] = score.unshaped
     return row
+
+
+def messages_row(messages: Sequence[Message]) -> list[Row]:
+    """The rows of messages."""
+    return [_message_row(message) for message in messages]
 
 
 def _message_row(message: Message) -> Row:
@@ -80,6 +94,39 @@ def _segment_row(segment: Segment) -> Row:
     return row
 
 
+def _experts_row(experts: Any) -> Row:
+    """An array of small integers as text: its numbers, little-endian, compressed by zlib."""
+    plain = experts.astype(experts.dtype.newbyteorder("<"), order="C")
+    text = base64.b64encode(zlib.compress(plain.tobytes())).decode()
+    kind = plain.dtype.str.lstrip("|<")
+    return {"experts": {"shape": plain.shape, "dtype": kind, "zlib": text}}
+
+
+def _experts(row: Row | None, tokens: int) -> Any:
+    """The array, of at most so many tokens; never more memory than its shape says."""
+    if row is None:
+        return None
+    import numpy as np
+
+    if row["dtype"] not in ("u1", "u2"):
+        raise ValueError(f"experts are of dtype u1 or u2, not {row['dtype']!r}")
+    match row["shape"]:
+        case [int(n), int(layers), int(each)] if (
+            0 <= n <= tokens and 0 <= layers * each <= _MOST_EXPERTS and layers >= 0
+        ):
+            size = n * layers * each * int(row["dtype"][1])
+        case shape:
+            raise ValueError(
+                f"experts of shape {shape} are not those of {tokens} tokens, with at most"
+                f" {_MOST_EXPERTS} a token"
+            )
+    unpacking = zlib.decompressobj()
+    plain = unpacking.decompress(base64.b64decode(row["zlib"], validate=True), size + 1)
+    if len(plain) != size or not unpacking.eof:
+        raise ValueError(f"experts of shape {row['shape']} do not unpack to {size} bytes")
+    return np.frombuffer(plain, f"<{row['dtype']}").reshape(row["shape"])
+
+
 def _content_row(content: bytes) -> Row:
     try:
         return {"text": content.decode()}
@@ -91,7 +138,7 @@ def episode_of(row: Row) -> Episode:
     """The episode of a row.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError: the row is not one of ours.
+        KeyError, TypeError, ValueError, IndexError, zlib.error: the row is not one of ours.
     """
     segments = [_segment(item) for item in row["segments"]]
     return Episode(
@@ -99,11 +146,17 @@ def episode_of(row: Row) -> Episode:
         env=row["env"],
         task=TaskView(**row["task"]),
         start=row["start"],
-        messages=tuple(_message(item) for item in row["messages"]),
+        messages=tuple(message_of(item) for item in row["messages"]),
         end=EndReason(row["end"]),
         score=_score(row["score"]),
         trajectories=tuple(
-            Trajectory(tuple(segments[index] for index in item["segments"]), item["shared"])
+            Trajectory(
+                tuple(segments[index] for index in item["segments"]),
+                item["shared"],
+                _experts(
+                    item.get("experts"), sum(len(segments[index].ids) for index in item["segments"])
+                ),
+            )
             for item in row["trajectories"]
         ),
         counts=Counts(**row["counts"]),
@@ -122,7 +175,12 @@ def _score(row: Row) -> Score:
     return Score(**row, turns=turns)
 
 
-def _message(row: Row) -> Message:
+def message_of(row: Row) -> Message:
+    """The message of a row; the row is used up.
+
+    Raises:
+        KeyError, TypeError, ValueError: the row is not one of ours.
+    """
     calls = tuple(
         BadCall(call["bad"], call["why"]) if "bad" in call else ToolCall(**call)
         for call in row.pop("tool_calls", ())

@@ -7,27 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from agentrl.records.files import write_bytes_atomic
-from agentrl.records.plain import plain
 from agentrl.report.charts import Chart, Series, svg
-
-_TEMPLATES = Path(__file__).parent / "templates"
+from agentrl.report.template import render
 
 
 def write_comparison(result: Mapping[str, Any], target: Path) -> None:
     """Write what `agentrl.evaluation.results.compare.compare_runs` returned as one page."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
-    page = environment.get_template("compare.html.j2").render(
-        css=Markup((_TEMPLATES / "report.css").read_text()),
+    page = render(
+        "compare.html.j2",
         svg=Markup(svg(_chart(result["curve"]))) if result["curve"] else "",
         result=result,
     )
-    write_bytes_atomic(target, plain(page, lines=True).encode(errors="backslashreplace"))
+    write_bytes_atomic(target, page.encode(errors="backslashreplace"))
 
 
 def _chart(rows: list[Mapping[str, Any]]) -> Chart:

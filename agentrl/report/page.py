@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from agentrl.errors import UserError
 from agentrl.records.files import iter_episodes, read_metrics, write_bytes_atomic
-from agentrl.records.plain import plain
 from agentrl.report import panels, viewer
 from agentrl.report.charts import format_number, svg
 from agentrl.report.headline import headline, is_number
+from agentrl.report.safety import safety_tables
 from agentrl.report.signs import coverage, find_signs
+from agentrl.report.template import TEMPLATES, render
 from agentrl.report.tripwires import TO_READ, put_aside
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Ending
@@ -33,7 +33,6 @@ from agentrl.types import Ending
 DATA_BYTES = 2_200_000
 """Bytes of episodes on a page; charts and tables stay well below what is left of 3 MB."""
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _Row = dict[str, Any]
 
 
@@ -71,7 +70,9 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         "episodes": shown,
         "vocab": viewer.token_texts(shown, decoder),
     }
-    page = _render(
+    page = render(
+        "report.html.j2",
+        **_script(),
         heading=_heading(folder, settings, metrics, lights),
         headline=headline(metrics, evaluation),
         tiles=_tiles(metrics, lights),
@@ -85,6 +86,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         settings=settings,
         endings=_endings(lights),
         tools=_tools(lights),
+        safety=safety_tables([light.watched for light in lights]),
         shown=len(shown),
         total=len(lights),
         counted=_counted(lights),
@@ -96,24 +98,11 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
     return target
 
 
-def _render(**context: Any) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = format_number
-    script = (_TEMPLATES / "report.js").read_text()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = environment.get_template("report.html.j2").render(
-        css=Markup((_TEMPLATES / "report.css").read_text()),
-        js=Markup(script),
-        js_hash=digest,
-        **context,
-    )
-    return plain(page, lines=True)
+def _script() -> dict[str, str]:
+    """The page's own script, and the hash by which its security policy knows it."""
+    text = (TEMPLATES / "report.js").read_text()
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {"js": Markup(text), "js_hash": digest}
 
 
 def _script_json(data: Any) -> str:

@@ -120,6 +120,17 @@ PANELS = (
         (("explained", "value/explained_variance"),),
     ),
     Panel(
+        "Side effects",
+        "share of measured episodes with one, and of guarded ones with a denied call",
+        (("side effects", "side_effects/rate"), ("denied", "safety/denied_rate")),
+        y_range=(0.0, 1.0),
+    ),
+    Panel(
+        "Price of a side effect",
+        "what is taken off the reward",
+        (("penalty", "safety/penalty"),),
+    ),
+    Panel(
         "Cut short",
         "share of episodes that met a limit",
         (("truncated", "episodes/truncated"),),

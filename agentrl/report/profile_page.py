@@ -6,16 +6,13 @@ Self-contained, without a script; ids of tasks and names reach it through Jinja'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from agentrl.records.plain import plain
-from agentrl.report.charts import format_number, nice_ticks
+from agentrl.report.charts import nice_ticks
+from agentrl.report.template import render
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 760, 300, 46, 40, 12
 HARDEST = 12
 """Tasks that the page lists by name, of those that are solved least."""
@@ -23,22 +20,13 @@ HARDEST = 12
 
 def profile_page(found: Mapping[str, Any]) -> str:
     """The page of a profile, from what `Profile.row` gives and the names of what was played."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = format_number
     rows = sorted(found["pass_rates"].items(), key=lambda item: (item[1][0] / item[1][1], item[0]))
-    page = environment.get_template("profile.html.j2").render(
+    return render(
+        "profile.html.j2",
         found=found,
-        css=Markup((_TEMPLATES / "report.css").read_text()),
         histogram=Markup(histogram_svg(**found["histogram"])),
         hardest=rows[:HARDEST],
     )
-    return plain(page, lines=True)
 
 
 def histogram_svg(counted: Sequence[float], posterior: Sequence[float]) -> str:

@@ -19,11 +19,14 @@ LENGTH_FACTOR = 2.0
 CLIP_SHARE = 0.3
 PARITY_NATS = 0.01
 REWARD_JUMP = 0.3
+"""Of the range of rewards: 1, or four standard deviations of a round where a reward exceeds 1."""
 REWARD_GAIN = 0.1
 HELD_OUT_GAIN = 0.02
 BAD_CALLS_SHARE = 0.2
 KL_FACTOR = 5.0
 KL_NATS = 0.05
+KL_BEFORE = 3
+"""Rounds against which the KL to a reference is held: it grows from 0 in every run."""
 PROXY_GAP = 0.25
 
 
@@ -125,43 +128,61 @@ def _reward_without_held_out(rows: Rows) -> list[str]:
 
 
 def _proxy_gap(rows: Rows) -> list[str]:
-    held_out, trained = _values(rows, "eval/pass_at_1"), _values(rows, "pass/train")
-    if not held_out or len(trained) < WINDOW:
+    held_out = [point for point in series(rows, "eval/pass_at_1") if math.isfinite(point[1])]
+    if not held_out:
+        return []
+    step, passed = held_out[-1]
+    trained = _values([row for row in rows if row["step"] <= step], "pass/train")
+    if len(trained) < WINDOW:
         return []
     late = sum(trained[-WINDOW:]) / WINDOW
-    if late - held_out[-1] <= PROXY_GAP:
+    if late - passed <= PROXY_GAP:
         return []
     return [
-        f"{late:.0%} of the last training episodes pass and {held_out[-1]:.0%} of the held-out"
-        " tasks: what is trained on is easier, learnt by heart, or graded by a check that can be"
-        " fooled."
+        f"{late:.0%} of the last training episodes before step {step:g} pass and {passed:.0%} of"
+        " the held-out tasks then: what is trained on is easier, learnt by heart, or graded by a"
+        " check that can be fooled."
     ]
 
 
 def _kl_spike(rows: Rows) -> list[str]:
-    for key, to in (("policy/ref_kl", "reference"), ("policy/kl", "sampler")):
+    for key, to, back in (
+        ("policy/ref_kl", "reference", KL_BEFORE),
+        ("policy/kl", "sampler", None),
+    ):
         points = [point for point in series(rows, key) if math.isfinite(point[1])]
         for index in range(WINDOW, len(points)):
-            usual = statistics.median(value for _, value in points[:index])
+            before = points[:index] if back is None else points[index - back : index]
+            usual = statistics.median(value for _, value in before)
             step, value = points[index]
             if value > max(KL_NATS, KL_FACTOR * usual):
                 return [
-                    f"KL to the {to} rose to {value:.3g} nats per token at step {step:g}, usually"
-                    f" {usual:.3g}: the policy moved at once, read what it writes since."
+                    f"KL to the {to} rose to {value:.3g} nats per token at step {step:g}, before"
+                    f" that {usual:.3g}: the policy moved at once, read what it writes since."
                 ]
     return []
 
 
 def _reward_jump(rows: Rows) -> list[str]:
     points = [point for point in series(rows, "reward/mean") if math.isfinite(point[1])]
-    jumps = [(late[1] - early[1], late[0]) for early, late in itertools.pairwise(points)]
-    size, step = max(jumps, default=(0.0, 0))
-    if size <= REWARD_JUMP:
+    ranges = {row["step"]: _reward_range(row) for row in rows}
+    jumps = [
+        ((late[1] - early[1]) / ranges[early[0]], late[1] - early[1], late[0])
+        for early, late in itertools.pairwise(points)
+    ]
+    share, size, step = max(jumps, default=(0.0, 0.0, 0))
+    if share <= REWARD_JUMP:
         return []
     return [
         f"Reward stepped up by {size:.2f} at step {step:g}, in one step: look for a trick that was"
         " found there."
     ]
+
+
+def _reward_range(row: Mapping[str, Any]) -> float:
+    """1 for rewards up to 1; that of a reward model is known by its spread alone."""
+    most, spread = (_values([row], key) for key in ("reward/max", "reward/std"))
+    return max(1.0, 4 * spread[0]) if spread and most and most[0] > 1 else 1.0
 
 
 def _no_signal(rows: Rows) -> list[str]:

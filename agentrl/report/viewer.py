@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.evaluation.outcomes import error_kind, outcomes
+from agentrl.report.safety import Watched, safety_row
 from agentrl.trajectory import Episode, EpisodeKey, Segment, SegmentKind
 from agentrl.types import Ending, Message, ToolCall
 
@@ -45,6 +46,7 @@ class Light:
     passed: bool | None
     calls: Counter[str]
     errors: Counter[str]
+    watched: Watched
 
     @property
     def held_out(self) -> bool:
@@ -68,6 +70,7 @@ class Light:
             episode.passed,
             calls,
             errors,
+            Watched.of(episode),
         )
 
 
@@ -75,7 +78,7 @@ def choose(
     episodes: Sequence[Light], limit: int = MAX_EPISODES, seed: int = 0
 ) -> dict[EpisodeKey, list[str]]:
     """Pick episodes and say why: first and last step, highest and lowest reward, held-out tasks,
-    odd endings, random.
+    odd endings, side effects, calls that a guard stopped, random.
 
     The kinds take turns, so that any leading part of the answer is as mixed as the whole.
     """
@@ -90,6 +93,8 @@ def choose(
         "random": shuffled,
         "truncated": [row for row in shuffled if row.ending is Ending.TRUNCATED],
         "held-out": [row for row in shuffled if row.held_out],
+        "side effect": [row for row in shuffled if row.watched.kinds],
+        "stopped": [row for row in shuffled if row.watched.is_stopped],
         "infra": [row for row in shuffled if row.ending is Ending.FAILED],
     }
     chosen: dict[EpisodeKey, list[str]] = {}
@@ -144,6 +149,7 @@ def viewer_row(episode: Episode, tags: Sequence[str]) -> dict[str, Any]:
             for path, body in _first(episode.artifacts)
         },
         "side_effects": effects and {clip(name): clip(how) for name, how in _first(effects)},
+        **_clipped(safety_row(episode, MAX_MESSAGES)),
         "segments": segments,
         "branches": branches,
         "tokens_cut": cut,
@@ -184,6 +190,12 @@ def clip(text: Any, limit: int = MAX_CHARS) -> Any:
     head = limit * 2 // 3
     tail = limit - head
     return f"{text[:head]}\n… {len(text) - limit} characters cut …\n{text[-tail:]}"
+
+
+def _clipped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _clipped(item) for name, item in value.items()}
+    return [_clipped(item) for item in value] if isinstance(value, list | tuple) else clip(value)
 
 
 def _first(items: Mapping[str, Any], limit: int = 8) -> list[tuple[str, Any]]:

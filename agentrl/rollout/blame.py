@@ -28,7 +28,9 @@ from agentrl.errors import (
     EngineAway,
     EngineBroken,
     EngineError,
+    EngineLost,
     InfraError,
+    ReplayDiverged,
     SandboxLost,
     TemplateError,
     ToolFault,
@@ -39,8 +41,9 @@ from agentrl.errors import (
 from agentrl.policies.base import Policy, Scripted
 from agentrl.types import EndReason, Limits, Message, Score, Task, ToolSpec
 
-CERTAIN = (BackendAway, EngineAborted, EngineAway, EngineBroken)
-"""Failures that no agent can bring about, so that no witness is asked."""
+CERTAIN = (BackendAway, EngineAborted, EngineAway, EngineBroken, EngineLost, ReplayDiverged)
+"""Failures that no agent can bring about, so that no witness is asked; a replay is nobody's play.
+"""
 
 Witness = Callable[[], Awaitable[object]]
 
@@ -49,6 +52,7 @@ _REASONS: dict[type[InfraError], EndReason] = {
     EngineError: EndReason.ENGINE_ERROR,
     ToolFault: EndReason.TOOL_FAULT,
     WallLimitMet: EndReason.TIMEOUT,
+    ReplayDiverged: EndReason.TOOL_FAULT,
     VerifierError: EndReason.VERIFIER_ERROR,
 }
 

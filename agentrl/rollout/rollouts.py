@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agentrl.aio import LoopThread, is_cancelled
-from agentrl.engines.base import Weights
+from agentrl.engines.base import Restarted, Weights
 from agentrl.errors import ConfigError, ContractError
 from agentrl.policies.base import Policy, TokenPolicy
 from agentrl.rollout.outage import Outage
@@ -49,6 +49,7 @@ class Handle:
         Raises:
             UserError: the environment or a task is wrong for every episode alike; this dispatch
                 plays no further.
+            InfraError: no sandbox, or no engine, can be had any more; neither does it.
             RuntimeError: every group has been taken, or the dispatch has ended.
         """
         if not self._left:
@@ -354,6 +355,9 @@ class Rollouts:
                 "on_episode called sys.exit; raise in the thread that calls next()"
             ) from error
         await self._outage.after(episode)
+        engine = getattr(batch.setting.policy, "engine", None)
+        if isinstance(engine, Restarted) and engine.gone:
+            raise engine.gone
         return episode
 
 

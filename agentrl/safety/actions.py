@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.safety.globs import any_matches
 from agentrl.safety.policy import EFFECTS, Action
 from agentrl.safety.shell import ANYTHING, HERE, Access, CommandLine, read_command, resolve
-from agentrl.types import Effect, ToolCall, ToolSpec
+from agentrl.sandboxes.base import Sandbox
+from agentrl.types import Effect, ToolCall, ToolSpec, relative_path
 
 
 def actions_of(
@@ -94,3 +97,47 @@ def _accesses(
 
 _DEEPEST = 20
 _NO_TEXT = CommandLine(read_command("\0").steps, HERE)
+
+
+async def with_known_moves(
+    actions: tuple[Action, ...], places: frozenset[str], sandbox: Sandbox | None
+) -> tuple[Action, ...]:
+    """The actions; a move of nothing but files of the work area says so: it is not deep.
+
+    The words of `mv` do not tell a file from a folder with all that lies below it. Believed is only
+    what cannot become untrue before the command runs: it is the only step of its line, begins in
+    the work area, and nothing else runs in the sandbox.
+
+    Args:
+        actions: of one call.
+        places: directories in which its command may begin.
+        sandbox: the episode's; None if it has none.
+
+    Raises:
+        SandboxLost: the sandbox does not answer.
+    """
+    if len(actions) != 1 or sandbox is None or places != HERE or actions[0].argv[:1] != ("mv",):
+        return actions
+    (action,) = actions
+    words = [posixpath.normpath(word) for word in action.argv[1:] if not word.startswith("-")]
+    named = [access.path for access in action.accesses]
+    # Of each source the path itself and the one that it gets in a folder; the target is left over.
+    sources = [path for path, _ in zip(named[::2], named[1::2], strict=False)]
+    if not sources or sources != words[:-1]:
+        return actions
+    if any(access.expands for access in action.accesses) or await sandbox.running():
+        return actions
+    if not await _are_files(sources, sandbox):
+        return actions
+    return (replace(action, accesses=tuple(replace(one, deep=False) for one in action.accesses)),)
+
+
+async def _are_files(paths: Sequence[str], sandbox: Sandbox) -> bool:
+    for path in paths:
+        try:
+            listed = await sandbox.list(posixpath.dirname(relative_path(path)) or ".")
+        except (OSError, ValueError):  # no such folder, behind a link, or outside of the work area
+            return False
+        if not any(info.path == path and info.kind == "file" for info in listed):
+            return False
+    return True

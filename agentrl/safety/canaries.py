@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from agentrl.errors import ConfigError
 from agentrl.safety.decoding import discloses
 from agentrl.sandboxes.base import Sandbox
-from agentrl.types import Message, ToolCall, relative_path
+from agentrl.types import Message, ToolCall, leaves, relative_path
 
 PROMPT = "prompt"
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ234567"
@@ -105,17 +105,6 @@ def _arguments(messages: Sequence[Message]) -> Iterable[str]:
     for message in messages:
         for call in message.tool_calls:
             if isinstance(call, ToolCall):
-                yield from _texts(dict(call.arguments))
+                yield from map(str, leaves(dict(call.arguments)))
             else:
                 yield call.text
-
-
-def _texts(value: object) -> Iterable[str]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-    else:
-        yield str(value)

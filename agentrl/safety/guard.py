@@ -6,13 +6,13 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl.calls import CallContext, Decision, Guard, Opening, ToolResult
 from agentrl.errors import ConfigError, ContractError
 from agentrl.records.plain import plain
-from agentrl.safety.actions import actions_of, strictest
+from agentrl.safety.actions import actions_of, strictest, with_known_moves
 from agentrl.safety.approval import Approver, Request, open_approver
 from agentrl.safety.canaries import Canaries
 from agentrl.safety.globs import any_matches
@@ -68,6 +68,7 @@ class PolicyGuard(Guard):
         self._began_s = 0.0
         self._decision = Decision()
         self._undo: _Undo | None = None
+        self._removed: set[str] = set()
 
     async def start(self, opening: Opening, sandbox: Sandbox | None, seed: int) -> Opening:
         """Plant canaries, and take the opening as trusted text."""
@@ -79,10 +80,15 @@ class PolicyGuard(Guard):
         """Canaries that left their sources."""
         return self._canaries.leaks(messages, files) if self._canaries.values else {}
 
+    def removed(self) -> Collection[str]:
+        """What restoring the work area emptied elsewhere."""
+        return frozenset(self._removed)
+
     async def before(self, call: ToolCall, tool: ToolSpec, context: CallContext) -> Decision:
         """Judge a call; see `agentrl.safety.policy`."""
         taint = self._taint.sources_of(dict(call.arguments))
         actions, places = actions_of(call, tool, self._policy.paths, taint, self._places)
+        actions = await with_known_moves(actions, self._places, context.sandbox)
         ruling, _ = self._policy.judge(actions)
         effect, by = strictest(actions), ""
         if ruling.decision != "deny" and (why := self._over_budget(call)):
@@ -116,19 +122,21 @@ class PolicyGuard(Guard):
         spent = json.dumps(dict(call.arguments), default=str) + result.text
         self._used["bytes"] += len(spent.encode(errors="replace"))
         self._used["wall_us"] += int((time.monotonic() - self._began_s) * 1e6)
+        decision = self._decision
         if self._undo is not None and context.sandbox is not None:
             undo, self._undo = self._undo, None
-            if replaced := await self._settle(undo, result, context.sandbox):
-                return replaced
+            decision = await self._settle(undo, result, context.sandbox) or decision
+            if decision.verdict == "rollback":
+                return decision
         if any_matches(self._policy.endorsing, call.name):
             self._taint.trust(result.text)
-            return self._decision
+            return decision
         if not any_matches(self._policy.untrusted, call.name):
-            return self._decision
+            return decision
         self._taint.hear(call.name, result.text)
         if self._policy.fence:
-            return replace(self._decision, result=fenced(call.name, result))
-        return self._decision
+            return replace(decision, result=fenced(call.name, decision.result or result))
+        return decision
 
     def _ruled(
         self, ruling: Ruling, call: ToolCall, tool: ToolSpec, actions: Sequence[Action]
@@ -182,24 +190,32 @@ class PolicyGuard(Guard):
             )
         sandbox = context.sandbox
         writes = [pattern for rule in rules for pattern in rule.writes]
-        self._undo = _Undo(writes, await sandbox.snapshot(), await sandbox.manifest())
+        self._undo = _Undo(
+            writes, await sandbox.snapshot(), await sandbox.manifest(everywhere=True)
+        )
 
     async def _settle(self, undo: _Undo, result: ToolResult, sandbox: Sandbox) -> Decision | None:
         """Undo the call where it is a dry run, failed, or changed what it must not."""
-        changed = list(changed_files(undo.files, await sandbox.manifest()))
+        changed = list(changed_files(undo.files, await sandbox.manifest(everywhere=True)))
         lines = [f"{how} {path}" for path, how, _ in changed]
         if self._policy.dry_run:
-            await sandbox.restore(undo.snapshot)
+            await self._restore(undo, sandbox)
             told = "\n".join(lines[:_MOST_LINES]) or "no file would change"
             text = f"dry run, undone; it would answer:\n{result.text}\nand change:\n{told}"
             return replace(self._decision, result=ToolResult(text), verdict="preview")
         wrong = [path for path, _, _ in changed if not any_matches(undo.writes, path)]
         if not wrong and result.error is None:
             return None
-        await sandbox.restore(undo.snapshot)
+        await self._restore(undo, sandbox)
         why = f"it changed {wrong[0]}" if wrong else f"it ended as {result.error}"
         failed = ToolResult.failed("denied", f"the call was undone, since {why}")
         return self._denied(replace(self._decision, result=failed, verdict="rollback"))
+
+    async def _restore(self, undo: _Undo, sandbox: Sandbox) -> None:
+        """Restore the work area; what lay elsewhere goes with it, and that was not the agent."""
+        await sandbox.restore(undo.snapshot)
+        left = {info.path for info in await sandbox.manifest(everywhere=True)}
+        self._removed |= {info.path for info in undo.files} - left
 
 
 def preview(call: ToolCall, tool: ToolSpec, actions: Sequence[Action]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import as_toml
 from agentrl.safety.actions import actions_of
 from agentrl.safety.globs import path_matches
 from agentrl.safety.inspect_file import read_inspect_file
@@ -123,13 +124,13 @@ def _worded(error: ValidationError, row: Mapping[str, Any] | None = None) -> str
     field = ".".join(str(step) for step in problem["loc"][2 if rule else 0 :])
     what = f"rule {rule!r}: {field}".rstrip(": ") if rule else field or "it"
     if problem["type"] == "literal_error":
-        return f"{what}={problem['input']!r} is unknown: use {problem['ctx']['expected']}"
+        return f"{what}={as_toml(problem['input'])} is unknown: use {problem['ctx']['expected']}"
     if problem["type"] == "extra_forbidden":
         return f"{what} is unknown: leave it out"
     if problem["type"] == "missing":
         return f"{what} is missing: add it"
     said = problem["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(problem["input"], dict | list) else f"={problem['input']!r}"
+    value = "" if isinstance(problem["input"], dict | list) else f"={as_toml(problem['input'])}"
     return f"{what}{value}: {said[0].lower()}{said[1:]}"
 
 

@@ -15,5 +15,5 @@ class SafetySettings(BaseModel):
     penalty: float = Field(default=0.0, ge=0, le=1)
     """Taken off the reward of an episode with a side effect; whether it passed stays."""
     at_most: float = Field(default=1.0, ge=0, le=1)
-    """Share of episodes with side effects that is allowed; below 1 the penalty is a multiplier that
-    rises above it and falls below it, between 0 and 1, from `penalty` on."""
+    """Share of episodes with side effects that is allowed; below 1 the penalty is a multiplier
+    between 0 and 2 that holds the rate of each round under it; `penalty` is where it begins."""

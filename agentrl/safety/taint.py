@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.safety.decoding import decoded_forms
+from agentrl.types import leaves
 
-_PIECE = re.compile(r"[\w@.+\-/:]{4,}|\d{3,}")
+# Words of four characters, or of two with a digit and a letter: the name of a row, as S-1.
+_PIECE = re.compile(r"[\w@.+\-/:]{4,}|\d{3,}|(?=[\w.+\-/:]*\d)(?=[\w.+\-/:]*[^\W\d])\w[\w.+\-/:]+")
+_SHORTEST = 4
 _MOST_SAID = 200_000
 
 
@@ -42,26 +45,36 @@ class Taint:
             piece
             for text in _texts(arguments)
             for form in decoded_forms(text)
-            for piece in _PIECE.findall(form.casefold())
+            for piece in _pieces(form.casefold())
         }
         foreign = [piece for piece in pieces if piece not in self._trusted]
         return tuple(
             sorted(
                 source
                 for source, said in self._untrusted.items()
-                if any(piece in said for piece in foreign)
+                if any(_stands_in(piece, said) for piece in foreign)
             )
         )
 
 
+def _pieces(text: str) -> Iterator[str]:
+    """Words of a text that say something, also without the signs around them."""
+    for piece in _PIECE.findall(text):
+        yield piece
+        if _PIECE.fullmatch(bare := piece.strip("@.+-/:")):
+            yield bare
+
+
+def _stands_in(piece: str, said: str) -> bool:
+    """Whether it was said; a short one as a word of its own, as it is part of many others."""
+    if len(piece) >= _SHORTEST or piece not in said:
+        return piece in said
+    return re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", said) is not None
+
+
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-    elif value is not None and not isinstance(value, bool):
-        yield json.dumps(value, default=str)
+    for one in leaves(value):
+        if isinstance(one, str):
+            yield one
+        elif one is not None and not isinstance(one, bool):
+            yield json.dumps(one, default=str)

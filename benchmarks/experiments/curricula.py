@@ -27,8 +27,8 @@ from benchmarks.experiments.drawing import drawing
 
 TARGET = 0.8
 KNOBS = {"kinds": ["operator"], "names": 8, "function_names": 4}
-SYMBOLS = ("+", "-", "*", "min", "max")
-LEVELS = [{"symbols": list(SYMBOLS[:size])} for size in (2, 3, 4, 5)]
+SYMBOLS = ("+", "-", "*", "min")
+LEVELS = [{"symbols": list(SYMBOLS[:size])} for size in (2, 3, 4)]
 POOL = {"pool": 1024, "levels": LEVELS}
 FILTER = {"filter_groups": True}
 ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -52,8 +52,7 @@ PLAN = DemoPlan(
     sft_steps=50,
     sft_until=0.15,
     practice=64,
-    tasks_per_step=24,
-    rounds=70,
+    rounds=60,
 )
 
 

@@ -82,7 +82,7 @@ def measure(name: str, template: str, episodes: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         build_model(folder, trl_tokenizer(template), width=64, layers=2, context=2048)
         model, chat = load_model(folder), open_chat(folder)
-        _brief(model, chat)
+        brief(model, chat)
         settings = {"name": name, **({"kv_cache_gib": 0.25} if name == "vllm" else {})}
         engine = open_engine(model, chat, settings=EngineSettings.model_validate(settings))
         played = _play(engine, chat, PolicyWeights(model), episodes)
@@ -101,7 +101,7 @@ def measure(name: str, template: str, episodes: int) -> Found:
 
 
 @torch.no_grad()
-def _brief(model: Any, chat: Chat) -> None:
+def brief(model: Any, chat: Chat) -> None:
     """Have a random model end its turns now and then: raise the logit of its end token by 3."""
     ids = chat.prompt_ids([Message.user("say 1")], ())
     mean_d = model.model(torch.tensor([ids])).last_hidden_state[0].mean(0)

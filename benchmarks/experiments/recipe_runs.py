@@ -10,13 +10,13 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agentrl.records.files import read_episodes, write_json_atomic
-from agentrl.trainers.algorithms.recipes import RECIPES
+from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import OptimizerSettings, check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
 from agentrl.trainers.online.loop import TrainingError, train
@@ -32,7 +32,7 @@ PLANS = {
         width=96,
         context=256,
         sft_steps=56,
-        sft_more=4,
+        sft_more=12,  # with 4, two of five starts ended at 0.16
         sft_until=0.3,
         tasks_per_step=16,
         group_size=8,
@@ -40,6 +40,21 @@ PLANS = {
         held_out=256,
     ),
     "bugfix-v0": DemoPlan(tasks_per_step=16, group_size=8, held_out=256),
+    "subgoals": DemoPlan(
+        env=f"{Path(__file__).with_name('subgoals.py')}:Subgoals",
+        knobs=(),
+        demonstrations=768,
+        vocab_size=300,
+        width=96,
+        context=384,
+        sft_steps=110,
+        sft_more=8,
+        sft_until=0.15,
+        tasks_per_step=16,
+        group_size=8,
+        practice=128,
+        held_out=256,
+    ),
 }
 ROUNDS = 40
 """Of a recipe without refill; others play fewer, until they have sampled as many episodes."""
@@ -56,6 +71,8 @@ class Job:
         start: seed of the warm start; all recipes share it.
         seed: of the run.
         rate: learning rate of the policy.
+        arm: name of what is changed; empty where the recipe is as it is.
+        change: settings on top of those of every run.
     """
 
     env: str
@@ -63,10 +80,13 @@ class Job:
     start: int
     seed: int
     rate: float
+    arm: str = ""
+    change: Mapping[str, Any] = field(default_factory=dict)
 
     def place(self, folder: Path) -> Path:
         """The folder of the run."""
-        return folder / self.env / self.recipe / f"start{self.start}-seed{self.seed}-{self.rate:g}"
+        name = f"start{self.start}-seed{self.seed}-{self.rate:g}"
+        return folder / self.env / (self.arm or self.recipe) / name
 
 
 @dataclass(frozen=True)
@@ -74,7 +94,8 @@ class Result:
     """What a run came to.
 
     Attributes:
-        passed: held-out task -> whether its one sample passed, after the last round.
+        passed: held-out task -> whether its one sample passed, after the last round; of a run that
+            stopped early, when it was last evaluated.
         before: pass@1 of the warm start on the same tasks.
         episodes: sampled in training, those of refills included.
         clipped: share of the rounds whose mean gradient norm was above the bound.
@@ -102,17 +123,19 @@ class Result:
         return fmean(self.passed.values())
 
 
-def play(folder: Path, job: Job, rounds: int = ROUNDS) -> None:
-    """One run, unless the folder has it or another process is at it."""
+def play(folder: Path, job: Job, rounds: int = ROUNDS) -> bool:
+    """One run, unless the folder has it or another process is at it; whether the folder has it."""
     place = job.place(folder)
-    if (place / "begun").exists() and not (place / "result.json").exists():
+    if (place / "result.json").exists():
+        return True
+    if (place / "begun").exists():
         if time.time() - (place / "begun").stat().st_mtime < ABANDONED_S:
-            return
+            return False
         shutil.rmtree(place)
     try:
         place.mkdir(parents=True)
     except FileExistsError:
-        return
+        return False
     (place / "begun").touch()
     began, stopped = time.monotonic(), ""
     try:
@@ -122,6 +145,7 @@ def play(folder: Path, job: Job, rounds: int = ROUNDS) -> None:
     found = _result(job, place / "run", time.monotonic() - began, stopped)
     write_json_atomic(place / "result.json", asdict(found))
     shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
+    return True
 
 
 def results(folder: Path) -> Iterator[Result]:
@@ -134,9 +158,10 @@ def results(folder: Path) -> Iterator[Result]:
 def _to_the_budget(folder: Path, job: Job, run_folder: Path, rounds: int) -> None:
     """Train in pieces, each of which ends on the held-out tasks, until all episodes are sampled."""
     plan = PLANS[job.env]
-    budget, begun = rounds * plan.tasks_per_step * plan.group_size, 0
+    size = job.change.get("tasks_per_step", plan.tasks_per_step)
+    budget, begun = rounds * size * job.change.get("group_size", plan.group_size), 0
     steps = rounds
-    if RECIPES[job.recipe].refill:
+    if recipe(job.recipe).refill:
         steps = max(1, int(rounds / 1.5))
     while True:
         config = check_config(_settings(folder, job, steps), "recipes")
@@ -154,17 +179,18 @@ def _sampled(rows: list[dict[str, Any]]) -> int:
 
 
 def _settings(folder: Path, job: Job, steps: int) -> dict[str, Any]:
-    loss: dict[str, Any] = {"critic": CRITIC} if "critic" in RECIPES[job.recipe].needs else {}
+    loss: dict[str, Any] = {"critic": CRITIC} if "critic" in recipe(job.recipe).needs else {}
     return {
-        **_warm_start(folder, job.env, job.start),
+        **warm_start(folder, job.env, job.start),
         **{"recipe": job.recipe, "loss": loss, "seed": job.seed, "learning_rate": job.rate},
         **{"steps": steps, "save_every": steps, "keep_last": 1, "eval_every": steps},
-        "minibatches": 1 if RECIPES[job.recipe].one_step else 4,
+        "minibatches": 1 if recipe(job.recipe).one_step else 4,
         "schedule": {"warmup": 4},
+        **job.change,
     }
 
 
-def _warm_start(folder: Path, env: str, start: int) -> dict[str, Any]:
+def warm_start(folder: Path, env: str, start: int) -> dict[str, Any]:
     """The settings that all runs from one warm start share; the model is made once."""
     place = folder / env / "warm" / str(start)
     shared = place / "shared.json"
@@ -179,8 +205,9 @@ def _result(job: Job, run_folder: Path, seconds: float, stopped: str) -> Result:
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     episodes = list(read_episodes(run_folder / "episodes.jsonl").values())
     last = max((row["step"] for row in rows), default=0)
-    ended = [one for one in episodes if one.key.phase == "eval" and one.key.step == last]
-    ended = [one for one in ended if one.passed is not None]
+    judged = [one for one in episodes if one.key.phase == "eval" and one.passed is not None]
+    judged_last = max(one.key.step for one in judged)  # a run that stopped has what it had before
+    ended = [one for one in judged if one.key.step == judged_last]
     late = [one for one in episodes if one.key.phase == "train" and one.key.step >= last - 5]
     trained = [row for row in rows if "policy/grad_norm" in row]
     bound = OptimizerSettings().max_grad_norm

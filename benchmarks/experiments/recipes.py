@@ -174,8 +174,8 @@ def main() -> None:
 
 
 def _say(folder: Path, job: Job, rounds: int) -> None:
-    play(folder, job, rounds)
-    print(f"{job.recipe} start {job.start} seed {job.seed} rate {job.rate:g}: there", flush=True)
+    there = "there" if play(folder, job, rounds) else "another process is at it"
+    print(f"{job.recipe} start {job.start} seed {job.seed} rate {job.rate:g}: {there}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,9 @@ from benchmarks.experiments.drawing import drawing
 AT_MOST = 0.1
 ARMS: dict[str, dict[str, Any]] = {
     "free": {},
-    "bounded": {"at_most": AT_MOST, "penalty": 1.0},
-    "late": {"at_most": AT_MOST, "penalty": 1e-9},
+    "bounded": {"at_most": AT_MOST},
 }
-"""Arm -> `safety` of the run; the multiplier begins at 1 when bounded, and at 0 when late."""
+"""Arm -> `safety` of the run."""
 LINES = {
     ("free", "pass/train"): ("passed, no bound", "#c45a12"),
     ("free", "side_effects/rate"): ("side effects, no bound", "#c0313a"),

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from agentrl.trainers.batch import TokenBatch, in_parts
+from agentrl.trainers.batch import TokenBatch
 from benchmarks.parts.update_work import Work, episodes, qwen2
 
 RATE = 1e-6
@@ -72,7 +72,7 @@ def ours(work: Work) -> None:
     """Steps of our update."""
     from agentrl.trainers.algorithms.recipes import recipe
     from agentrl.trainers.config import Compute, OptimizerSettings, TrainConfig
-    from agentrl.trainers.models.scoring import frozen_logprobs
+    from agentrl.trainers.models.scoring import frozen_logprobs, in_parts
     from agentrl.trainers.observe.updates import Unwatched, UpdateLog
     from agentrl.trainers.online.update import update
 

@@ -90,22 +90,24 @@ def episodes(work: Work) -> TokenBatch:
     chance, played = random.Random(0), []
     for sample in range(work.rows):
         turns = work.turns if work.equal else 2 + round((work.turns - 2) * sample / (work.rows - 1))
-        segments = [Segment.prompt(_draw(chance, work, PROMPT))]
+        segments = [Segment.prompt(draw(chance, work, PROMPT))]
         for turn in range(turns):
             if turn:
-                segments.append(Segment.observation(_draw(chance, work, OBSERVED)))
+                segments.append(Segment.observation(draw(chance, work, OBSERVED)))
             segments.append(
-                Segment.sampled(_draw(chance, work, SAMPLED), [-1.0] * SAMPLED, 0, "stop")
+                Segment.sampled(draw(chance, work, SAMPLED), [-1.0] * SAMPLED, 0, "stop")
             )
-        played.append(_episode(sample, Trajectory(tuple(segments))))
+        played.append(episode(sample, Trajectory(tuple(segments))))
     return pack([Group(tuple(played))], 0)
 
 
-def _draw(chance: random.Random, work: Work, count: int) -> list[int]:
+def draw(chance: random.Random, work: Work, count: int) -> list[int]:
+    """Tokens of the workload's vocabulary."""
     return chance.choices(range(5, work.vocabulary), k=count)
 
 
-def _episode(sample: int, trajectory: Trajectory) -> Episode:
+def episode(sample: int, trajectory: Trajectory) -> Episode:
+    """One that trains; every second one passed."""
     key, view = EpisodeKey("bench", 0, "t", sample), TaskView(id="t", instruction="")
     score = Score(float(sample % 2))
     return Episode(key, "bench-v0", view, "start", (), EndReason.SUBMITTED, score, (trajectory,))

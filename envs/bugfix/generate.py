@@ -25,7 +25,7 @@ from agentrl.envs.bugfix.programs import (
     Names,
     canonical,
     compile_function,
-    mutants,
+    mutated_nodes,
     random_program,
 )
 from agentrl.errors import ConfigError
@@ -157,7 +157,7 @@ def _task(
         return None
     defects: dict[str, list[Function]] = {}
     kills = list(range(_MIN_CASES))
-    for kind, node in mutants(function[statement], PARAMETERS + statement, knobs):
+    for kind, node in mutated_nodes(function[statement], PARAMETERS + statement, knobs):
         mutant = (*function[:statement], node, *function[statement + 1 :])
         wrong = table[where] = compile_function(mutant, table)
         if all(wrong(args) == value for args, value in zip(hidden, local, strict=True)):

@@ -167,13 +167,13 @@ def _leaf(rng: random.Random, knobs: Knobs, scope: int, unlike: Node | None = No
     return _leaf(rng, knobs, scope, unlike) if leaf == unlike else leaf
 
 
-def mutants(node: Node, scope: int, knobs: Knobs) -> Iterator[tuple[str, Node]]:
+def mutated_nodes(node: Node, scope: int, knobs: Knobs) -> Iterator[tuple[str, Node]]:
     """Every (kind, expression) one edit away from `node`; some may compute the same values."""
     yield from (
         (kind, mutant) for kind, mutant in _edits_here(node, scope, knobs) if kind in knobs.kinds
     )
     for index, arg in enumerate(node.args):
-        for kind, mutant in mutants(arg, scope, knobs):
+        for kind, mutant in mutated_nodes(arg, scope, knobs):
             if node.op not in _DIVISIONS or index == 0 or mutant.op == "const":
                 yield (
                     kind,

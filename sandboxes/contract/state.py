@@ -243,13 +243,17 @@ async def snapshots_come_back_equal(room: Room) -> None:
 
 @common
 async def restore_starts_from_nothing(room: Room) -> None:
-    """restore ends every process and session, and nothing of the tree that was there is left."""
+    """restore ends every process and shell, and nothing of the tree that was there is left."""
     async with room.sandbox() as box:
         await box.put({"kept": b"1"})
         start = await box.snapshot()
         session = await box.open_session()
-        await session.run("echo 2 > kept; mkdir -m 000 more; (sleep 1.2; touch late) &")
+        await session.run("x=1; echo 2 > kept; mkdir -m 000 more; (sleep 1.2; touch late) &")
+        await session.run('echo 3 > "$TMPDIR/left"; cd /')
         await box.restore(start)
+        done = await session.run('echo $x; ls -A "$TMPDIR"; cat kept')
+        expect(done.stdout == b"\n1", f"a session kept something over a restore: {done}")
+        await session.close()
         await asyncio.sleep(1.5)
         expect(await box.snapshot() == start, "something of the old tree is there")
 

@@ -242,78 +242,6 @@ def get_file(root: int, path: bytes, cap: int) -> bytes | None:
         os.close(at)
 
 
-def manifest(root: int) -> list[bytes]:
-    """Five fields (path, kind, mode, size, sha256) for each entry below a directory, as it is now.
-
-    A directory that its owner locked is listed with that mode, and then unlocked to look inside.
-
-    Raises:
-        OSError: EFBIG, more than MANIFEST_ENTRIES entries, MANIFEST_DEPTH levels or MANIFEST_BYTES
-            of content.
-    """
-    fields: list[bytes] = []
-    pending, left = [b""], MANIFEST_BYTES
-    while pending:
-        at = pending.pop()
-        directory = descend(root, at)
-        try:
-            for text, is_directory in entries(directory, MANIFEST_ENTRIES):
-                name = os.fsencode(text)
-                path = at + b"/" + name if at else name
-                if is_directory:
-                    pending.append(path)
-                row = describe(directory, name, left)
-                left -= int(row[2]) if row[3] else 0
-                fields += [path, *row]
-        finally:
-            os.close(directory)
-        if at.count(b"/") >= MANIFEST_DEPTH or len(fields) > 5 * MANIFEST_ENTRIES:
-            raise OSError(
-                errno.EFBIG,
-                f"over {MANIFEST_ENTRIES} entries or {MANIFEST_DEPTH} levels in the work area",
-            )
-    return fields
-
-
-def listing(root: int, path: bytes) -> list[bytes]:
-    """Five fields, as in a manifest but without hashes, for each entry directly in a directory.
-
-    Raises:
-        OSError: there is no such directory, it is behind a link, or has more than MANIFEST_ENTRIES
-            entries.
-    """
-    fields: list[bytes] = []
-    directory = descend(root, path)
-    try:
-        for text, _ in entries(directory, MANIFEST_ENTRIES):
-            name = os.fsencode(text)
-            try:
-                row = describe(directory, name)
-            except FileNotFoundError:  # a process of the agent is at work meanwhile
-                continue
-            fields += [path + b"/" + name if path else name, *row]
-    finally:
-        os.close(directory)
-    return fields
-
-
-def describe(directory: int, name: bytes, cap: int | None = None) -> list[bytes]:
-    """Kind, permission bits, size and, unless the cap is None, sha256 (of files only) of one entry.
-
-    Raises:
-        OSError: EFBIG, a file of more bytes than the cap.
-    """
-    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    kind, digest = b"other", b""
-    if stat.S_ISDIR(info.st_mode):
-        kind = b"dir"
-    elif stat.S_ISLNK(info.st_mode):
-        kind = b"link"
-    elif stat.S_ISREG(info.st_mode):
-        kind, digest = b"file", b"" if cap is None else hash_file(directory, name, cap)
-    return [kind, b"%d" % stat.S_IMODE(info.st_mode), b"%d" % info.st_size, digest]
-
-
 def descend(root: int, path: bytes) -> int:
     """Open the directory at a path that a walk has just seen; a link in its place is refused."""
     at = os.dup(root)
@@ -324,36 +252,6 @@ def descend(root: int, path: bytes) -> int:
             os.close(at)
         at = inner
     return at
-
-
-def hash_file(directory: int, name: bytes, cap: int) -> bytes:
-    """Hex sha256 of a regular file; empty if it cannot be read.
-
-    Raises:
-        OSError: EFBIG, it has more than `cap` bytes.
-    """
-    import hashlib  # loads OpenSSL, which most sandboxes never need
-
-    try:
-        fd = os.open(
-            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
-        )
-    except PermissionError:
-        return b""
-    digest = hashlib.sha256()
-    try:
-        if os.fstat(fd).st_size > cap:
-            raise OSError(errno.EFBIG, f"over {MANIFEST_BYTES >> 20} MB of files in the work area")
-        while chunk := os.read(fd, 1 << 20):
-            cap -= len(chunk)
-            digest.update(chunk)
-            if cap < 0:  # it grows meanwhile
-                raise OSError(
-                    errno.EFBIG, f"over {MANIFEST_BYTES >> 20} MB of files in the work area"
-                )
-    finally:
-        os.close(fd)
-    return digest.hexdigest().encode()
 
 
 def scrub(directory: int, mode: int) -> None:

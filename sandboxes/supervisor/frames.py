@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME = 64 << 20
 MAX_FIELDS = 1 << 16
 HEADER = struct.Struct("<II")

@@ -13,7 +13,7 @@ from agentrl.sandboxes.supervisor.standing import Victims
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 KILL_S = 5.0
 CHUNK = 1 << 16
@@ -105,6 +105,11 @@ class Processes:
             [pid for pid in table if not _below(pid, table, besides.__eq__)] if besides else table
         )
         return {pid: table[pid][1] for pid in others}
+
+    def running(self, besides: Container[int]) -> list[int]:
+        """The processes below this one but for some; what those have started is not left out."""
+        self.reap()
+        return [pid for pid in self._census() if pid not in besides]
 
     def kill(self, spared: Background) -> None:
         """End every process below this one but the spared ones and what descends from those.

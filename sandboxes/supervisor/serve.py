@@ -8,7 +8,7 @@ import select
 import stat
 import time
 
-from agentrl.sandboxes.supervisor import files, snapshot, standing
+from agentrl.sandboxes.supervisor import files, manifest, snapshot, standing
 from agentrl.sandboxes.supervisor.command import Command
 from agentrl.sandboxes.supervisor.frames import PROTOCOL, Fatal, FrameDecoder, FrameError, encode
 from agentrl.sandboxes.supervisor.memory import Memory
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SESSIONS = 8
+AREA = b"/sandbox"  # what a manifest calls the area, which may be anywhere
 FOR_ALL = stat.S_ISVTX | stat.S_IWOTH  # its owner alone can change it, everybody can put things in
 # What a malformed request raises: too few arguments, bad numbers, unknown names.
 MALFORMED = (ValueError, LookupError, OverflowError, AttributeError, TypeError)
@@ -39,6 +40,7 @@ class Supervisor:
         self._area = self._work = -1
         self._root = b""
         self._wiped: dict[int, int] = {}  # directory -> its mode
+        self._places: dict[bytes, int] = {}  # path that is told -> directory; ours comes first
         self._env: dict[bytes, bytes] = {}
         self._memory = Memory([], private=False)
         self._proof = Proof([], self._processes, self._memory, private=False)
@@ -58,6 +60,7 @@ class Supervisor:
             b"run": self._run,
             b"end": self._end,
             b"kill": self._kill,
+            b"census": self._census,
             b"verify": lambda _: [name.encode() for name in self._proof.differences()],
             b"reset": self._reset,
         }
@@ -139,10 +142,10 @@ class Supervisor:
             raise ValueError("a second hello, or an area that is no absolute path")
         self._area = os.open(area, files.DIRECTORY)
         self._root = area
-        directories = [
-            self._area,
-            *(os.open(path, files.DIRECTORY) for path in others.split(b":") if path),
-        ]
+        self._places = {AREA: self._area} | {
+            path: os.open(path, files.DIRECTORY) for path in others.split(b":") if path
+        }
+        directories = list(self._places.values())
         self._wiped = {
             directory: stat.S_IMODE(os.fstat(directory).st_mode) for directory in directories
         }
@@ -257,7 +260,7 @@ class Supervisor:
         if int(number) not in self._sessions:
             raise OSError(
                 errno.ESTALE,
-                "the session is over: it was closed, or the sandbox was reset or restored",
+                "the session is over: it was closed, or the sandbox was reset",
             )
         return self._sessions[int(number)]
 
@@ -277,15 +280,23 @@ class Supervisor:
                     found += [b"%d" % index, data]
         return found
 
-    def _manifest(self, _: list[bytes]) -> list[bytes]:
+    def _manifest(self, arguments: list[bytes]) -> list[bytes]:
+        """Arguments: whether (1) of all that commands can write to, or of the work area alone."""
         with self._rights:
-            return files.manifest(self._work)
+            if arguments == [b"1"]:
+                return manifest.everywhere(self._work, self._places)
+            return manifest.manifest(self._work)
+
+    def _census(self, _: list[bytes]) -> list[bytes]:
+        """Answers how many processes there are that are no session's own shell."""
+        shells = [session.pid for session in self._sessions.values()]
+        return [b"%d" % len(self._processes.running(besides=shells))]
 
     def _list(self, arguments: list[bytes]) -> list[bytes]:
         """Arguments: directory (empty: the work area). Answers as `manifest`, without hashes."""
         (path,) = arguments
         with self._rights:
-            return files.listing(self._work, path)
+            return manifest.listing(self._work, path)
 
     def _snapshot(self, arguments: list[bytes]) -> list[bytes]:
         """Arguments: size cap. Answers the entries of the work area."""
@@ -294,7 +305,10 @@ class Supervisor:
             return snapshot.take(self._work, int(cap))
 
     def _restore(self, arguments: list[bytes]) -> list[bytes]:
-        """Arguments: entries…. As in a reset everything ends; then the entries are made."""
+        """Arguments: entries…. As in a reset everything ends; then the entries are made.
+
+        Sessions stay open: their next command gets a new shell.
+        """
         self._clear()
         with self._rights:
             snapshot.restore(self._work, arguments)
@@ -311,11 +325,12 @@ class Supervisor:
             Fatal: something is left or could not be removed.
         """
         self._clear()
+        self._sessions.clear()
         self._proof.check()
         return []
 
     def _clear(self) -> None:
-        """End every process and session, and make the work area anew.
+        """End every process, the shells of sessions too, and make the work area anew.
 
         Raises:
             Fatal: something could not be removed.
@@ -323,7 +338,6 @@ class Supervisor:
         self._processes.kill({})
         for session in self._sessions.values():
             session.close()
-        self._sessions.clear()
         self._processes.forget()
         try:
             for directory, mode in self._wiped.items():

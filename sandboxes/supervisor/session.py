@@ -44,6 +44,11 @@ class Shell:
         """Whether the shell still has what its last command left."""
         return self._pipes is not None
 
+    @property
+    def pid(self) -> int:
+        """The process of the shell; 0 where there is none."""
+        return self._shell if self.alive else 0
+
     def run(self, text: bytes, timeout_s: float, cap: int, host: int) -> int:
         """Run one command; returns its exit code, or the shell's if it ended (negative: a signal).
 

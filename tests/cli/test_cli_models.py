@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from helpers import last_json, tiny_model_folder
 from trl_templates import trl_tokenizer
-
-from agentrl.cli import app as cli
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["agentrl", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -48,6 +48,12 @@ def test_other_machines_are_let_in_only_with_a_key(monkeypatch, host):
         command.serve(str(tiny_model_folder()), host=host)
 
 
+def test_a_server_has_a_process_in_any_case(monkeypatch):
+    monkeypatch.setattr(vllm_setup, "missing", lambda: None)
+    with pytest.raises(ConfigError, match="--engine-option process=false does nothing here"):
+        command.serve(str(tiny_model_folder()), engine_option=["process=false"])
+
+
 def test_a_context_that_the_model_does_not_have_is_refused():
     with pytest.raises(ConfigError, match=r"max_model_len=513 exceeds the context length 512"):
         command._arguments(str(tiny_model_folder()), command.vllm_settings(["max_model_len=513"]))
@@ -113,6 +119,7 @@ def its_family(served):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
     require("vllm")
     with socket.socket() as free:
@@ -132,7 +139,7 @@ def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
     log = (tmp_path / "log").open("wb")
     env = os.environ | {"VLLM_CACHE_ROOT": str(tmp_path)}
     with log, process(*words, stderr=log, env=env) as served, its_family(served):
-        wait_for(up, timeout_s=500)
+        wait_for(up, timeout_s=1200)
         body = {"model": str(tiny_model_folder()), "prompt": [5, 6, 7], "max_tokens": 4}
         body |= {"logprobs": 0, "return_token_ids": True, "seed": 3, "temperature": 0.7}
         (choice,) = post(f"{url}/v1/completions", body)["choices"]

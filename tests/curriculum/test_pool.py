@@ -201,6 +201,7 @@ def test_what_is_solved_gives_its_place_to_a_new_task():
     tasks = source.next(6)
     source.observe(played(tasks, 0, lambda task: 8 * (task.id == "3")))
     assert source.news()["retired"] == ["3"] and source.metrics()["curriculum/retired"] == 1
+    assert source.metrics()["curriculum/tasks"] == 6
     again = PoolSource([part()], UniformPool(pool=6, retire=0.9), 0, source.state())
     assert {task.id for task in again.next(6)} == {"0", "1", "2", "6", "4", "5"}
     few = PoolSource([part(make=Few)], UniformPool(pool=6, retire=0.9), 0)

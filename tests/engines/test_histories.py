@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from agentrl.engines.base import Sampling
-from agentrl.engines.histories import Histories
+from agentrl.engines.growing import Histories
 from agentrl.engines.loading import load_model
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.trainers.models.weights import PolicyWeights

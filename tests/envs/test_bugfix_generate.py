@@ -12,7 +12,7 @@ import time
 import pytest
 
 from agentrl.envs.bugfix.generate import BugTask, Knobs, generate, split_of
-from agentrl.envs.bugfix.programs import KINDS, Node, mutants
+from agentrl.envs.bugfix.programs import KINDS, Node, mutated_nodes
 from agentrl.errors import ConfigError
 
 HARD = Knobs(functions=3, statements=2, operators=2)
@@ -170,7 +170,7 @@ def test_every_kind_occurs_and_can_be_chosen_alone():
 
 def test_mutants_differ_from_the_original_and_never_divide_by_a_variable():
     node = Node("//", (Node("+", (Node("var", (), 0), Node("const", (), 3))), Node("const", (), 4)))
-    found = [mutant for _, mutant in mutants(node, 2, Knobs())]
+    found = [mutant for _, mutant in mutated_nodes(node, 2, Knobs())]
     assert found and node not in found
     assert all(mutant.args[1].op == "const" for mutant in found if mutant.op in ("//", "%"))
 

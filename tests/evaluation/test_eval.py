@@ -242,7 +242,10 @@ def test_tried_again_counts_apart(tmp_path):
         ({"policy": "hf:/no/such"}, "does not exist"),
         ({"sandbox": "x"}, "sandbox='x'"),
         ({"make": factory("calc-v0")}, "--limit"),
-        ({"make": type("Empty", (Ten,), {"count": 0})}, "no tasks in split 'test'"),
+        (
+            {"make": type("Empty", (Ten,), {"count": 0})},
+            "no tasks in split 'test': name another with --split",
+        ),
     ],
 )
 def test_bad_plans_are_refused(plan, match):

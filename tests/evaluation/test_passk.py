@@ -151,6 +151,14 @@ def test_a_perfect_score_over_few_tasks_still_has_a_width():
     assert high == 1.0 and low < 0.5
 
 
+def test_tasks_that_score_0_or_1_are_one_proportion_and_others_are_resampled():
+    """Six of seven: a bootstrap's upper end is 1, as if a perfect policy were likely."""
+    whole = {str(task): (1, int(task < 6)) for task in range(7)}
+    assert pass_at(whole, [1])[1].ci95 == wilson_ci(6, 7) != bootstrap_ci([1.0] * 6 + [0.0])
+    parts = whole | {"6": (2, 1)}
+    assert pass_at(parts, [1])[1].ci95 == bootstrap_ci([1.0] * 6 + [0.5])
+
+
 def test_summary_counts_infrastructure_failures_apart():
     episodes = [
         episode("a", 0, 1.0, effects={"out.txt": "created"}),

@@ -16,15 +16,18 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 LIBRARY = ("agentrl", "envs", "sandboxes", "trainers", "verifiers")
 ENGINE = tuple(
-    f"agentrl/engines/{name}.py" for name in ("transformers", "loading", "histories", "growing")
+    f"agentrl/engines/{name}.py"
+    for name in ("transformers", "loading", "growing", "output", "routing")
 )
+HANDOVER = "agentrl/engines/own_process/handover.py"
 CORE = "agentrl/engines/vllm_core.py"
 MAY_IMPORT = {
     "torch": (
         "trainers/",
         *ENGINE,
         CORE,
-        "verifiers/models/reward_model.py",
+        HANDOVER,
+        "verifiers/models/batches.py",
     ),
     "transformers": ("trainers/", *ENGINE),
     "vllm": (CORE,),

@@ -14,10 +14,6 @@ ALLOWED = {
     "pass_at_k": "the estimator of evaluation, and the advantage whose recipe has that name",
     "Attack": "an attack on a verifier, and the protocol by which the audit tries any",
     "missing": "each backend says what it lacks on this machine",
-    "mutants": "wrong copies of a program of bugfix-v0, and of a hidden test",
-    "parse_python": "a parser of tool calls, and of hidden test files",
-    "options": "of a part of a recipe, and of a wrong value",
-    "describe": "an environment by its id, and a round in one line",
 }
 APART = (
     "agentrl/cli",

@@ -32,7 +32,8 @@ PUBLIC = {
         read_config recipe run_demo run_training sft
     """,
     "agentrl.verifiers": """
-        Criterion RewardModel Submission Term Turn Verifier admit agreement all_of asks cohen_kappa
+        Criterion ProcessRewardModel RewardModel Submission Term Turn Verifier admit agreement
+        all_of asks cohen_kappa
         compare each_turn ensemble_lower ensemble_min exact_match file_state first_of format_reward
         gated grade has_hidden hidden_tests if_submitted json_state length_penalty math_answer
         numeric on_answer pairwise remembered repetition_penalty rubric shaped sqlite_state

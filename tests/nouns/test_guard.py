@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from helpers import Echo, call, make_task, play_one, rollouts, says, script
+from helpers import Echo, call, make_task, observations, play_one, rollouts, says, script
 
 from agentrl import make
 from agentrl.calls import Decision, Guard
@@ -79,10 +79,6 @@ def stock():
 
 def sold(guard, *turns):
     return play_one(Shop, script(*turns), guard=None if guard is None else lambda: guard)
-
-
-def observations(episode):
-    return [message.content for message in episode.messages if message.role == "tool"]
 
 
 def test_a_guard_sees_every_call_that_could_run_and_what_came_of_it():

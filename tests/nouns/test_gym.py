@@ -47,13 +47,21 @@ def face(env=Echo, sandbox: str = "auto") -> GymEnv:
     return OPEN[-1]
 
 
+def chat_settings(folder):
+    """Prompts and a rule, which `chat-v0` has none of."""
+    (folder / "prompts.jsonl").write_text('{"prompt": "Hello?"}\n' * 4)
+    (folder / "rule.py").write_text("def polite(prompt, answer):\n    return 1.0\n")
+    return {"prompts": str(folder / "prompts.jsonl"), "reward": f"{folder / 'rule.py'}:polite"}
+
+
 @pytest.mark.parametrize("env_id", environment_ids())
-def test_the_checker_of_gymnasium_passes(env_id, bubblewrap, request, monkeypatch):
+def test_the_checker_of_gymnasium_passes(env_id, bubblewrap, request, monkeypatch, tmp_path):
+    settings = chat_settings(tmp_path) if env_id == "chat-v0" else {}
     if env_id in ("desk-v0", "inject-v0"):
         monkeypatch.setenv("AGENTRL_DATA", str(request.getfixturevalue("data_dir")))
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        env = gymnasium.make(f"agentrl/{env_id}")
+        env = gymnasium.make(f"agentrl/{env_id}", **settings)
         env.reset(seed=1)
         env.step("hello")
         check_env(env.unwrapped)

@@ -71,7 +71,7 @@ def test_entry_points_are_found_and_loaded_on_use(monkeypatch, tmp_path):
 def test_unknown_ids_get_a_hint():
     with pytest.raises(ConfigError, match="did you mean 'bugfix-v0'"):
         registry.environment("bug-fix-v0")
-    with pytest.raises(ConfigError, match="known are bugfix-v0, calc-v0, code-v0"):
+    with pytest.raises(ConfigError, match="known are bugfix-v0, calc-v0, chat-v0, code-v0"):
         registry.environment("zzz")
 
 

@@ -256,6 +256,7 @@ def test_a_pace_keeps_requests_and_tokens_of_each_minute():
         ({"retry-after": "soon"}, None),
         ({"retry-after": "-1"}, None),
         ({"retry-after": "nan"}, None),
+        ({"retry-after": "Mon, 01 Jan 2024 00:00:00 +99999999999999999"}, None),
         ({}, None),
     ],
 )

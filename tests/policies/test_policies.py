@@ -7,6 +7,7 @@ import pytest
 from helpers import Echo, FakeEngine, call, make_task, play_one, says, script
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spelled_tokens import CALL, CHAT, STOP, spelled
 from tiny_tokenizers import tiny
 
 from agentrl.chat.tokens import Chat
@@ -14,29 +15,6 @@ from agentrl.engines.base import Sampling
 from agentrl.policies.base import Scripted, TokenPolicy, noop, recorded
 from agentrl.trajectory import SegmentKind
 from agentrl.types import EndReason, Limits
-
-CHAT = Chat(tiny("qwen25"))
-STOP = next(iter(CHAT.stop_ids & {CHAT.tokenizer.convert_tokens_to_ids("<|im_end|>")}))
-CALL = '<tool_call>\n{"name": "say", "arguments": {"text": "hello"}}\n</tool_call>'
-
-
-def spelled(text: str) -> list[int]:
-    """Ids of the text, one token per byte: hardly ever what the tokenizer itself would give."""
-    ids = []
-    for piece in (
-        text.replace("<tool_call>", "\0<tool_call>\0")
-        .replace("</tool_call>", "\0</tool_call>\0")
-        .split("\0")
-    ):
-        if piece in ("<tool_call>", "</tool_call>"):
-            ids.append(CHAT.tokenizer.convert_tokens_to_ids(piece))
-        else:
-            ids += [
-                token
-                for letter in piece
-                for token in CHAT.tokenizer.encode(letter, add_special_tokens=False)
-            ]
-    return ids
 
 
 def play(engine, limits=None, sampling=None, env=Echo):

@@ -1,47 +1,17 @@
 """Secrets in what is written: ten kinds, six disguises, every place that a run writes from."""
 
-import base64
 import functools
 import json
-import random
-import string
+import time
 
 import pytest
 from helpers import Echo, make_task, says
+from planted import DISGUISES, KINDS
 
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import MetricsWriter, write_json_atomic
 from agentrl.records.redact import MARK, Redactor, redactor
 from agentrl.types import ToolCall
-
-RNG = random.Random(7)
-
-
-def letters(count, alphabet=string.ascii_letters + string.digits):
-    return "".join(RNG.choice(alphabet) for _ in range(count))
-
-
-UPPER, LOWER = string.ascii_uppercase + string.digits, string.ascii_lowercase + string.digits
-KINDS = {
-    "aws": "AKIA" + letters(16, UPPER),
-    "github": "ghp_" + letters(36),
-    "gitlab": "glpat-" + letters(22),
-    "slack": f"xoxb-{letters(11, string.digits)}-{letters(11, string.digits)}-{letters(24, LOWER)}",
-    "stripe": "sk_live_" + letters(24),
-    "jwt": f"eyJ{letters(30)}.eyJ{letters(40)}.{letters(43)}",
-    "sendgrid": f"SG.{letters(22)}.{letters(43)}",
-    "model": "sk-proj-" + letters(48),
-    "private": f"-----BEGIN RSA PRIVATE KEY-----\n{letters(64)}\n-----END RSA PRIVATE KEY-----",
-    "environment": letters(24),
-}
-DISGUISES = {
-    "raw": lambda s: s,
-    "base64": lambda s: base64.b64encode(s.encode()).decode(),
-    "hex": lambda s: s.encode().hex(),
-    "url": lambda s: "".join(f"%{byte:02X}" for byte in s.encode()),
-    "reversed": lambda s: s[::-1],
-    "split": lambda s: " ".join(s.replace("\n", "")),
-}
 
 
 def traces(text, secret):
@@ -138,7 +108,9 @@ def test_an_ordinary_word_is_no_secret_to_look_for(value, monkeypatch):
     assert redactor().row(row) is row
 
 
-@pytest.mark.parametrize("value", ["hUnterPassWord", "correct-horse-battery", "qwertyui1"])
+@pytest.mark.parametrize(
+    "value", ["hUnterPassWord", "correct-horse-battery", "qwertyui1", "!@#$%^&*()"]
+)
 def test_a_value_that_is_no_ordinary_word_is_looked_for(value, monkeypatch):
     monkeypatch.setenv("APP_KEY", value)
     assert redactor().text(f"a {value} b") == f"a {MARK} b"
@@ -258,6 +230,31 @@ def test_a_resumed_evaluation_knows_its_redacted_tasks(tmp_path):
     evaluate(EvalPlan(Once, out=tmp_path))
     evaluate(EvalPlan(Once, out=tmp_path))
     assert Once.played == 2
+
+
+HOSTILE = {
+    "one percent sign after a blob": lambda n: "done 100% " + "aB3" * (n // 3),
+    "letters before a percent sign": lambda n: "a" * n + "%",
+    "one quoted character": lambda n: "%41" + "a" * n + "%zz",
+    "beginnings of one key": lambda n: "sk-" * (n // 3) + "T3BlbkFJ",
+    "beginnings of another": lambda n: "//a" * (n // 3) + "_authToken",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_time_grows_with_the_length_alone(name):
+    """What a tool says is looked through, and an agent chooses it."""
+    text = HOSTILE[name](30_000)
+    begun_s = time.process_time()
+    assert redactor().text(text) == text
+    assert time.process_time() - begun_s < 2
+
+
+@pytest.mark.parametrize("before", [0, 2040, 4080, 9000])
+def test_a_long_secret_is_taken_out_of_long_text_whole(before):
+    token = f"eyJ{'a' * 30}.eyJ{'bC4' * 2000}.{'d' * 40}"
+    text = f"{'word ' * (before // 5)}{token} after {'word ' * 1000}"
+    assert redactor().text(text) == text.replace(token, MARK + token[-40:])
 
 
 @pytest.mark.parametrize("backend", ["process", "bubblewrap", "docker"])

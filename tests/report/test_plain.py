@@ -1,8 +1,11 @@
 """What an agent wrote acts on nobody's screen: every byte for people is checked."""
 
 import json
+import math
 import re
+import tomllib
 import unicodedata
+from datetime import date, datetime, time
 
 import pytest
 from helpers import call, says
@@ -13,7 +16,7 @@ from agentrl.cli.measure import audit as audit_command
 from agentrl.env import ToolEnv
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.evaluation.summary import summary_lines
-from agentrl.records.plain import plain
+from agentrl.records.plain import as_toml, plain
 from agentrl.report.page import write_report
 from agentrl.report.tripwires import put_aside
 from agentrl.tools import tool
@@ -115,3 +118,17 @@ def test_escapes_leave_json_the_same_value_and_honest_text_alone():
     honest = "Füße, 数学 → 😀 'x' \\n {}"
     assert plain(honest) == honest and plain("a\n\tb", lines=True) == "a\n\tb"
     assert plain("a\nb") == "a\\u000ab" and plain(3) == "3"
+
+
+def test_a_setting_is_shown_as_its_file_writes_it():
+    for value in (True, False, 3, 0.5, "x", [1, True], {"a": {"b": False}, "c": ["d"]}):
+        assert tomllib.loads(f"x = {as_toml(value)}") == {"x": value}
+    assert as_toml({"a": None, "b": [None, 1]}) == "{b = [1]}" and as_toml(None) == "None"
+
+
+def test_texts_keys_and_dates_that_need_marks_are_shown_as_toml_reads_them():
+    texts = ["it's", 'say "x"', 'it\'s "x"', "a\nb", "C:\\x", "\x7f\u202e", "\U000e0041", "é\xa0"]
+    dates = [date(2020, 1, 2), datetime(2020, 1, 2, 3), time(3, 4)]
+    for value in (*texts, *dates, math.inf, {"a b": 1, "c.d": 2, "": 3, "é": texts}):
+        shown = as_toml(value)
+        assert tomllib.loads(f"x = {shown}") == {"x": value} and plain(shown) == shown

@@ -4,9 +4,10 @@ import asyncio
 import math
 
 import pytest
-from helpers import Echo, call, make_task, says, script
+from helpers import make_task
+from policy_cases import shell_answers
 
-from agentrl.rollout.play import Setting, play
+from agentrl.calls import CallContext
 from agentrl.safety.actions import actions_of
 from agentrl.safety.approval import AtTerminal, Request
 from agentrl.safety.guard import guard_factory, preview
@@ -14,9 +15,7 @@ from agentrl.safety.loading import read_policy
 from agentrl.safety.policy import ArgumentRule, Rule, SafetyPolicy
 from agentrl.safety.shell import UNKNOWN, read_command
 from agentrl.sandboxes import open_pool
-from agentrl.tools import tool
-from agentrl.trajectory import EpisodeKey
-from agentrl.types import Limits, ToolCall, ToolSpec
+from agentrl.types import ToolCall, ToolSpec
 
 RUN = ToolSpec("run", "", {}, "write", "command")
 
@@ -260,41 +259,11 @@ def test_paths_in_tables_are_allowed_where_all_are():
         assert policy.judge(actions)[0].decision == "allow"
 
 
-class Shell(Echo):
-    needs_sandbox = True
-    limits = Limits(turns=8, tool_calls=8)
-
-    @tool(effect="write", shell="command", reversible=True)
-    async def run(self, command: str) -> str:
-        """Run.
-
-        Args:
-            command: for the shell.
-        """
-        done = await self.sandbox.exec(["/bin/bash", "-c", command])
-        return done.stdout.decode()
-
-
-def played(policy, *commands):
-    async def run():
-        pool = open_pool("bubblewrap", 1)
-        try:
-            turns = script(*[says(call("run", command=one)) for one in commands], says(content="y"))
-            setting = Setting(Shell, turns, pool, guard=guard_factory(policy))
-            task = make_task(hidden={"answer": "y"}, files={"given": "g\n", "src/x": "1"})
-            return await play(setting, task, EpisodeKey("r", 0, "t", 0))
-        finally:
-            await pool.close()
-
-    episode = asyncio.run(run())
-    return [message.content for message in episode.messages if message.role == "tool"]
-
-
 def test_what_is_denied_does_harm_in_a_real_shell(bubblewrap):
     hidden = "test -v 'x[$(rm -rf src)]'"
     yes = SafetyPolicy(name="yes", rules=(Rule(id="yes", decision="allow"),))
-    assert played(yes, hidden, "ls") == ["", "given\n"]
-    denied, seen = played(read_policy("read-only"), hidden, "ls")
+    assert shell_answers(yes, hidden, "ls") == ["", "given\n"]
+    denied, seen = shell_answers(read_policy("read-only"), hidden, "ls")
     assert denied.startswith("error: denied") and seen == "given\nsrc\n"
 
 
@@ -313,7 +282,7 @@ def test_a_second_step_does_not_switch_a_transaction_off(bubblewrap):
             ),
         ),
     )
-    undone, seen, _, out = played(
+    undone, seen, _, out = shell_answers(
         policy,
         "echo evil > given; rm -f nothing",
         "cat given",
@@ -321,3 +290,51 @@ def test_a_second_step_does_not_switch_a_transaction_off(bubblewrap):
         "cat out/x",
     )
     assert "undone, since it changed given" in undone and (seen, out) == ("g\n", "1\n")
+
+
+MOVES = {
+    "mv a.txt b.txt": "allow",
+    "mv -f a.txt docs": "allow",
+    "mv a.txt docs/a.txt kept": "allow",
+    "mv docs kept": "deny",
+    "mv a.txt docs kept": "deny",
+    "mv link b.txt": "deny",
+    "mv linked/a.txt b.txt": "deny",
+    "mv missing b.txt": "deny",
+    "mv a.txt .env": "deny",
+    "mv docs/.env b.txt": "deny",
+    "mv *.txt docs": "deny",
+    "touch a.txt; mv a.txt b.txt": "deny",
+    "cd docs; mv a.txt b.txt": "deny",
+    "mv a.txt ../b.txt": "deny",
+}
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
+def test_lockdown_lets_files_be_moved_and_no_folder(backend, request):
+    """Which of both it is, the sandbox says."""
+    request.getfixturevalue(backend)
+
+    async def decisions():
+        pool = open_pool(backend, 1)
+        try:
+            async with pool.lease("agent") as sandbox:
+                for command in MOVES:
+                    await sandbox.reset({"a.txt": b"1", "docs/a.txt": b"2", "docs/.env": b"3"})
+                    await sandbox.exec(["sh", "-c", "mkdir kept; ln -s docs link; ln -s . linked"])
+                    yield command, await judged(command, sandbox)
+                await sandbox.exec(["sh", "-c", "sleep 60 >/dev/null 2>&1 &"])
+                yield "while something runs", await judged("mv a.txt b.txt", sandbox)
+        finally:
+            await pool.close()
+
+    async def judged(command, sandbox):
+        guard = guard_factory(read_policy("lockdown"))()
+        context = CallContext("e", make_task().view(), 1, 1, sandbox)
+        decision = await guard.before(ToolCall("run", {"command": command}), RUN, context)
+        return decision.verdict
+
+    async def collected():
+        return {command: verdict async for command, verdict in decisions()}
+
+    assert asyncio.run(collected()) == {**MOVES, "while something runs": "deny"}

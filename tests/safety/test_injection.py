@@ -2,9 +2,10 @@
 
 import pytest
 from helpers import REPO, play_one
-from office import Careful, Gullible, Office
+from office import CAREFUL, GULLIBLE, Office
 
 from agentrl.evaluation.injection import injection_report
+from agentrl.policies.base import Scripted
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
 
@@ -25,15 +26,15 @@ def figures(report):
 
 
 def test_without_a_policy_the_report_shows_what_happened():
-    report = injection_report([*office(Gullible(), False), *office(Gullible(), True)])
+    report = injection_report([*office(GULLIBLE, False), *office(GULLIBLE, True)])
     assert figures(report) == (1.0, 1.0, 1.0, 0.0)
     assert report["attacked"] == report["exposed"] == 96 == report["attack_success"]["n"]
     assert set(report["reached"].values()) == {12} and len(report["reached"]) == 8
 
 
 def test_with_the_policy_no_attack_succeeds_and_no_benign_call_is_blocked():
-    attacked = office(Gullible(), True, OFFICE)
-    report = injection_report([*office(Careful(), False, OFFICE), *attacked])
+    attacked = office(GULLIBLE, True, OFFICE)
+    report = injection_report([*office(CAREFUL, False, OFFICE), *attacked])
     assert figures(report) == (1.0, 1.0, 0.0, 0.0), report
     assert report["exposed"] == 96
     for episode in attacked:
@@ -43,7 +44,7 @@ def test_with_the_policy_no_attack_succeeds_and_no_benign_call_is_blocked():
 
 
 def test_every_decision_is_an_event_with_its_rule():
-    (episode, *_) = office(Gullible(), True, OFFICE)
+    (episode, *_) = office(GULLIBLE, True, OFFICE)
     assert [(e.tool, e.verdict, e.rule) for e in episode.events] == [
         ("read_mail", "allow", "reads-and-writes"),
         ("pay", "deny", "said-by-others"),
@@ -52,21 +53,15 @@ def test_every_decision_is_an_event_with_its_rule():
 
 
 def test_nothing_attacked_is_no_report_and_an_unseen_attack_is_no_success():
-    assert injection_report(office(Careful(), False)) is None
-
-    class Deaf(Careful):
-        def player(self, task, limits, seed):
-            from agentrl.policies.base import Scripted
-
-            return Scripted("deaf", lambda task: ()).player(task, limits, seed)
-
-    report = injection_report(office(Deaf(), True))
+    assert injection_report(office(CAREFUL, False)) is None
+    deaf = Scripted("deaf", lambda task: ())
+    report = injection_report(office(deaf, True))
     assert report["exposed"] == 0 and report["attack_success"]["value"] is None
     assert report["benign_utility"] == {"value": None, "ci95": None, "n": 0}
 
 
 def test_the_shipped_lockdown_lets_an_attack_pass_whose_every_word_the_task_said():
-    report = injection_report(office(Gullible(), True, "lockdown"))
+    report = injection_report(office(GULLIBLE, True, "lockdown"))
     assert report["reached"].keys() == {
         *("delete-menu", "delete-salaries", "forward-all-mail", "raise-own-pay")
     }
@@ -74,6 +69,6 @@ def test_the_shipped_lockdown_lets_an_attack_pass_whose_every_word_the_task_said
 
 @pytest.mark.parametrize("safety", ["read-only", "work-area", "no-irreversible"])
 def test_other_policies_stop_what_they_say(safety):
-    report = injection_report(office(Gullible(), True, safety))
+    report = injection_report(office(GULLIBLE, True, safety))
     stopped = {"read-only": 0.0, "work-area": 2 / 8, "no-irreversible": 2 / 8}
     assert report["attack_success"]["value"] == pytest.approx(stopped[safety])

@@ -6,7 +6,7 @@ import pytest
 from helpers import Echo, call, make_task, play_one, says, script
 from hypothesis import given
 from hypothesis import strategies as st
-from office import BENIGN, GOALS, Careful, Gullible, Office
+from office import BENIGN, CAREFUL, GOALS, GULLIBLE, Office
 
 from agentrl.errors import ContractError
 from agentrl.evaluation.run import EvalPlan, evaluate
@@ -69,6 +69,74 @@ def test_what_differs_and_was_not_declared_is_a_side_effect(backend, request):
     }
 
 
+class Shells(Files):
+    """The same with a shell that stays, which nobody closes."""
+
+    id = "shells-v0"
+
+    async def setup(self):
+        self.shell = await self.sandbox.open_session()
+
+    @tool(effect="write", shell="command")
+    async def run(self, command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: for the shell.
+        """
+        return (await self.shell.run(command)).stdout.decode()
+
+
+PLACES = "echo 1 >/tmp/a; mkdir /tmp/b; echo 2 >/tmp/b/c; echo 3 >/dev/shm/d"
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
+def test_every_place_that_a_command_can_write_to_is_looked_at(backend, request):
+    request.getfixturevalue(backend)
+    found = dict.fromkeys(("/tmp/a", "/tmp/b", "/tmp/b/c", "/dev/shm/d"), "added")
+    assert played(PLACES, backend) == found
+
+    class Tidy(Files):
+        writes = WriteSet(files=("/tmp/**", "**"))
+
+    assert played(PLACES, backend, Tidy) == {"/dev/shm/d": "added"}
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
+def test_a_mode_of_the_work_area_and_where_a_link_leads_are_looked_at(backend, request):
+    request.getfixturevalue(backend)
+
+    class Linked(Files):
+        async def setup(self):
+            await self.sandbox.exec(["ln", "-s", "given.txt", "link"])
+
+    assert played(
+        "ln -sfn /etc/passwd link; chmod 4755 given.txt; chmod 000 .", backend, Linked
+    ) == {
+        ".": "mode changed",
+        "given.txt": "mode changed",
+        "link": "changed",
+    }
+
+
+def test_what_is_elsewhere_in_the_sandbox_is_looked_at(bubblewrap):
+    command = "cd /sandbox; echo 1 >stray; chmod 500 tmp; chmod 700 /sandbox"
+    assert played(command) == {
+        "/sandbox": "mode changed",
+        "/sandbox/stray": "added",
+        "/tmp": "mode changed",
+    }
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
+def test_an_open_session_is_no_process_left_and_what_it_started_is(backend, request):
+    request.getfixturevalue(backend)
+    assert played("x=1; cd kept", backend, Shells) == {}
+    assert played("sleep 60 >/dev/null 2>&1 &", backend, Shells) == {"process:": "process left"}
+    hidden = "(setsid sleep 60 >/dev/null 2>&1 &)"
+    assert played(hidden, backend, Shells) == {"process:": "process left"}
+
+
 def test_only_declared_changes_are_no_side_effect(bubblewrap):
     assert played("echo 1 >out.txt; mkdir made; echo 2 >made/x") == {}
 
@@ -85,7 +153,9 @@ def test_an_environment_that_declares_nothing_is_not_measured(bubblewrap):
     assert play_one(Echo, script(says(content="yes"))).side_effects is None
 
 
-@pytest.mark.parametrize("pattern", ["/etc/passwd", "../x", "", "a/../../x", "./x"])
+@pytest.mark.parametrize(
+    "pattern", ["/etc/passwd", "../x", "", "a/../../x", "./x", "/tmp/", "/tmp/../x"]
+)
 def test_a_write_set_outside_of_the_work_area_is_refused(pattern):
     with pytest.raises(ContractError, match="leaves the work area") as raised:
         WriteSet(files=(pattern,))
@@ -145,7 +215,7 @@ def office(policy, attacked):
 def test_the_ledger_sees_what_a_gullible_agent_was_talked_into():
     assert len(BENIGN) >= 10 and len(GOALS) >= 6
     exposed = 0
-    for task, episode in office(Gullible(), attacked=True):
+    for task, episode in office(GULLIBLE, attacked=True):
         payload = task.metadata["injection"]["payload"]
         heard = [m.content for m in episode.messages if m.role == "tool"]
         seen = any(payload in text.replace('\\"', '"') for text in heard)
@@ -156,7 +226,7 @@ def test_the_ledger_sees_what_a_gullible_agent_was_talked_into():
 
 def test_the_ledger_sees_nothing_of_a_careful_agent():
     for attacked in (False, True):
-        for task, episode in office(Careful(), attacked):
+        for task, episode in office(CAREFUL, attacked):
             assert episode.side_effects == {} and episode.passed, task.id
 
 

@@ -140,6 +140,11 @@ def play_one(
     )
 
 
+def observations(episode: Episode) -> list[str]:
+    """What its tools answered, one a call."""
+    return [message.content for message in episode.messages if message.role == "tool"]
+
+
 @contextmanager
 def rollouts(
     env, policy, *, pool=None, seed=0, deterministic=False, **options

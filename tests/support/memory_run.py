@@ -48,8 +48,9 @@ def example(work, row_tokens):
     if work.trained_tokens is not None:
         mask_BT &= (mask_BT.flatten().cumsum(0) <= work.trained_tokens).view_as(mask_BT)
     count, zeros_BT = len(mask_BT), torch.zeros(mask_BT.shape)
+    apart_BT = torch.arange(count)[:, None].expand(mask_BT.shape)  # no two rows begin alike
     return TokenBatch(
-        ids_BT=zeros_BT.long(),
+        ids_BT=apart_BT.contiguous(),
         mask_BT=mask_BT,
         attention_BT=torch.ones_like(mask_BT),
         old_logprobs_BT=zeros_BT,

@@ -35,6 +35,7 @@ class Token:
     new: Tensor
     old: float
     ref: float = 0.0
+    teacher: float = 0.0
     value: float = 0.0
     entropy: float = 0.0
     probs_squared: float = 0.0

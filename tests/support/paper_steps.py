@@ -165,6 +165,19 @@ def value_targets(recipe: str, episodes: Episodes) -> Advantages:
     ]
 
 
+def distill(episodes: Episodes, gamma: float = 0.0) -> Result:
+    """Lu 2025, "On-policy distillation": the advantage is the negative reverse KL of the sampled
+    token, discounted by 0, in an importance-weighted policy gradient, averaged over tokens.
+    """
+    ratios = [[token.teacher - token.old for token in one.tokens] for one in episodes]
+    a = [
+        [sum(gamma**k * later for k, later in enumerate(row[t:])) for t in range(len(row))]
+        for row in ratios
+    ]
+    terms = one_outcome.each(episodes, a, lambda t, x: one_outcome.ratio(t) * x)
+    return a, -one_outcome.total([one_outcome.total(row) for row in terms]) / sum(map(len, terms))
+
+
 PAPERS: dict[str, Callable[..., Result]] = {
     "reinforce": one_outcome.reinforce,
     "rloo": one_outcome.rloo,
@@ -198,4 +211,5 @@ PAPERS: dict[str, Callable[..., Result]] = {
     "ppo": ppo,
     "ppo_penalty": ppo_penalty,
     "vapo": vapo,
+    "distill": distill,
 }

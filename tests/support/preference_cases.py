@@ -6,12 +6,16 @@ import itertools
 import json
 import random
 import string
+import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
+
+from agentrl.cli.app import main
 from agentrl.trainers.models.tiny import build_model, build_tokenizer
 from agentrl.trainers.offline.data.tokens import LabelRow, PairRow, TokenRow
 
@@ -21,6 +25,17 @@ JUDGE = """
 def polite(prompt, answer):
     return float(answer.startswith("Yes "))
 """
+
+
+def app(*words: str | Path) -> int:
+    """The program in this process; returns its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["agentrl", *map(str, words)])
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
 
 
 def planted_pairs() -> list[dict[str, Any]]:

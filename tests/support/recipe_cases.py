@@ -58,6 +58,8 @@ ADDED: dict[str, Recipe] = {
         ("opo", {"load_balance_coef": 0.1}),
         ("dppo", {"surrogate": "dppo_topk_kl"}),
         ("grpo", {"surrogate": "ppo_dual_clip", "dual_clip": 2.0}),
+        ("distill", {"teacher_gamma": 0.5, "gkd_coef": 0.3, "gkd_beta": 0.5}),
+        ("grpo", {"teacher_coef": 0.2}),
         ("gigpo", {"surrogate": "gspo_token", "aggregate": "episode_sum"}),
     )
 }
@@ -152,6 +154,8 @@ def filled(batch: TokenBatch, groups: Sequence[Group], needs) -> TokenBatch:
         filled = replace(filled, proximal_logprobs_BT=old_BT + 0.2 * (1.3 * ids_BT).sin())
     if needs & {"proximal", "entropy"}:
         filled = replace(filled, entropy_BT=1 + ids_BT.cos())
+    if "teacher" in needs:
+        filled = replace(filled, teacher_logprobs_BT=old_BT + 0.4 * (1.1 * ids_BT).sin())
     if "critic" in needs:
         filled = replace(filled, values_BT=(1.9 * ids_BT).sin())
     if "greedy" in needs:
@@ -161,6 +165,9 @@ def filled(batch: TokenBatch, groups: Sequence[Group], needs) -> TokenBatch:
     if "anchor_top" in needs:
         top_ids_BTK = torch.stack((batch.ids_BT, batch.ids_BT + 1), -1)
         filled = replace(filled, top_ids_BTK=top_ids_BTK, top_logprobs_BTK=_said(top_ids_BTK) - 1)
+    if "teacher_top" in needs:
+        top_BTK = _said(torch.stack((batch.ids_BT, batch.ids_BT + 1), -1)) - 1
+        filled = replace(filled, teacher_top_logprobs_BTK=top_BTK)
     return filled
 
 
@@ -241,7 +248,7 @@ def output_of(row: Recipe, found_BT4: Tensor) -> PolicyOutput:
     entropy_BT = (
         found_BT4[..., 1] if "entropy_gradient" in row.needs else found_BT4[..., 1].detach()
     )
-    top_BTK = found_BT4[..., 2:] if row.needs & {"top", "anchor_top"} else None
+    top_BTK = found_BT4[..., 2:] if row.needs & {"top", "anchor_top", "teacher_top"} else None
     router_loss = torch.tensor(1.7) if "router" in row.needs else None
     return PolicyOutput(found_BT4[..., 0], entropy_BT, top_BTK, router_loss=router_loss)
 

@@ -243,8 +243,8 @@ def _kl_gradient(two: TwoSteps, sampler: Tensor, ref: Tensor) -> Tensor:
 
 
 def check_nothing_earned_is_nothing_learnt(row: Recipe) -> None:
-    """Where all rewards are 0 only a critic or a greedy episode, which expected more, says anything
-    of an action.
+    """Where all rewards are 0, an action is judged only by a teacher, or by a critic or a greedy
+    episode, which expected more.
     """
     batch = credited(row, groups_of([[(shape, 0.0, False) for shape, *_ in SIGNAL]] * 2))
     if row.refill:
@@ -252,7 +252,7 @@ def check_nothing_earned_is_nothing_learnt(row: Recipe) -> None:
         return
     found = learnt(row, batch)
     assert torch.isfinite(found.gradient_V4).all()
-    assert bool(found.gradient_V4.any()) == bool(row.needs & {"greedy", "critic"})
+    assert bool(found.gradient_V4.any()) == bool(row.needs & {"greedy", "critic", "teacher"})
 
 
 CHECKS = (

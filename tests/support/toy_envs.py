@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from agentrl import EndReason, Limits, Message, Score, Step, Task, ToolEnv, tool
+from agentrl.envs.calc import Calculator
 
 
 async def even_length(submission):
@@ -139,3 +141,34 @@ class Paid(Parity):
 
     id = "paid-v0"
     verifier = even_turns
+
+
+class Terse(Calculator):
+    """calc-v0 whose turns are cut short: what knows nothing fails quickly."""
+
+    limits = Limits(turns=8, tool_calls=8, turn_tokens=8, wall_s=30)
+
+
+async def always(submission):
+    return Score(1.0, {}, "always")
+
+
+class Bank(ToolEnv):
+    """Sends by making the file that it is told."""
+
+    id = "bank"
+    verifier = always
+    limits = Limits(turns=2, tool_calls=4, turn_tokens=300, wall_s=30)
+
+    def tasks(self, split, seed):
+        yield Task(id="send", instruction="Send it.", hidden={"answer": "yes"})
+
+    @tool(effect="irreversible")
+    def send(self, to: str) -> str:
+        """Send.
+
+        Args:
+            to: path.
+        """
+        Path(to).write_text("sent")
+        return "sent"

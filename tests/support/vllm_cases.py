@@ -15,7 +15,7 @@ from agentrl.engines.loading import load_model, load_tokenizer
 from agentrl.engines.settings import EngineSettings
 from agentrl.trainers.models.weights import PolicyWeights
 
-SMALL = {"name": "vllm", "kv_cache_gib": 0.0625}
+SMALL = {"name": "vllm", "process": False, "kv_cache_gib": 0.0625}
 """Room for 100,000 tokens of a tiny model."""
 
 
@@ -26,7 +26,7 @@ class Vllm:
         self.folder = folder or tiny_model_folder()
         self.chat = Chat(load_tokenizer(self.folder))
         self.model = load_model(self.folder)
-        self.engine = open_vllm(self.folder, self.chat, EngineSettings(**SMALL, **settings))
+        self.engine = open_vllm(self.folder, self.chat, EngineSettings(**{**SMALL, **settings}))
 
     def sample(self, prompts, sampling=None, seeds=None):
         """One answer for each prompt, asked all at once."""

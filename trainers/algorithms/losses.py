@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.parts import Aggregate, Term, name_of
+from agentrl.trainers.algorithms.parts import Aggregate, Term, name_of, needs_of
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
 MAX_LOG_RATIO = 20.0
@@ -130,7 +130,8 @@ class PolicyLoss:
         surrogate: per-token policy loss; `batch.weights_BT` multiplies it.
         aggregate: per-token values and batch -> scalar.
         regularisers: further per-token losses, each with its coefficient inside; the weights do not
-            touch them.
+            touch them. Of tokens that no version of the policy sampled, only those that compare
+            whole distributions (`gkd`) count.
     """
 
     surrogate: Term
@@ -147,12 +148,22 @@ class PolicyLoss:
         output, batch = output.silent(batch.mask_BT), batch.silent()
         policy_BT = self.surrogate(output, batch)
         terms = {"policy": policy_BT if batch.weights_BT is None else policy_BT * batch.weights_BT}
-        terms |= {name_of(term): term(output, batch) for term in self.regularisers}
+        given_BT = batch.version_BT < 0
+        for term in self.regularisers:
+            term_BT, exact = term(output, batch), "teacher_top" in needs_of(term)
+            terms[name_of(term)] = term_BT if exact else torch.where(given_BT, 0.0, term_BT)
         parts = {name: self.aggregate(term_BT, batch) for name, term_BT in terms.items()}
         loss = torch.stack(list(parts.values())).sum()
         values = torch.stack([loss.detach(), *(part.detach() for part in parts.values())]).tolist()
         metrics = dict(zip(("loss", *(f"loss_{name}" for name in parts)), values, strict=True))
-        return loss, metrics | policy_metrics(output, batch, self.surrogate)
+        return loss, metrics | policy_metrics(output, sampled(batch), self.surrogate)
+
+
+def sampled(batch: TokenBatch) -> TokenBatch:
+    """The batch without the tokens of given episodes, which no version of the policy sampled: they
+    say nothing of how far it moved.
+    """
+    return replace(batch, mask_BT=batch.mask_BT & (batch.version_BT >= 0))
 
 
 def gradient_is_cut(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> Tensor:
@@ -175,7 +186,8 @@ def policy_metrics(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> 
     and a positive advantage. approx_kl: k3 of KL(π_anchor‖π). logprob_gap: mean |log π - log
     π_sampler|; before the first update this is the gap between sampler and scorer; gap_max its
     largest. ratio_le_x: fraction of tokens with ρ ≤ x, the ratio's distribution. ratio_max:
-    combines by maximum. entropy, ref_kl (k3): where there are such. scored: trained tokens of these
+    combines by maximum. entropy, ref_kl (k3), teacher_kl
+    (k1): where there are such. scored: trained tokens of these
     rows over those of the step. rejected: fraction of tokens with weight 0; weight, weight_square:
     means of the weights, from which the effective sample size follows.
     """
@@ -199,6 +211,8 @@ def policy_metrics(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> 
     if batch.ref_logprobs_BT is not None:
         log_x_BT = batch.ref_logprobs_BT - output.logprobs_BT
         sums["ref_kl"] = torch.expm1(log_x_BT) - log_x_BT
+    if batch.teacher_logprobs_BT is not None:
+        sums["teacher_kl"] = output.logprobs_BT - batch.teacher_logprobs_BT
     if (weights_BT := batch.weights_BT) is not None:
         sums |= {
             "rejected": weights_BT == 0,
@@ -230,7 +244,7 @@ def add_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float]:
                 if name.endswith("_max")
                 else total.get(name, 0.0) + value
             )
-    scored = total.get("scored", 1.0)
+    scored = total.get("scored") or 1.0
     sums = {
         name
         for name in total

@@ -48,6 +48,11 @@ def try_on_made_up(found: Recipe, settings: Mapping[str, Any]) -> None:
             f"reference_decay changes nothing in recipe {found.name}, which reads no reference: set"
             " kl_coef as well"
         )
+    if found.ref_kl_budget < math.inf and "reference" not in found.needs:
+        raise ConfigError(
+            f"ref_kl_budget changes nothing in recipe {found.name}, which reads no reference: set"
+            " kl_reward_coef or kl_coef as well"
+        )
     batch, output = made_up(dict.fromkeys(found.options.get("part_weights") or ["any"]))
     try:
         batch = found.correct(found.advantage(batch))
@@ -105,6 +110,8 @@ def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:
         values_BT=numbers_BT,
         top_ids_BTK=torch.stack((ids_BT, ids_BT + 1), -1),
         top_logprobs_BTK=top_BTK,
+        teacher_logprobs_BT=numbers_BT,
+        teacher_top_logprobs_BTK=top_BTK,
         greedy_reward_E=torch.zeros_like(reward_E),
         passed_E=reward_E > 0,
         signal_E=torch.ones(2, dtype=torch.bool),

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import as_toml
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
 Step = Callable[[TokenBatch], TokenBatch]
@@ -44,6 +45,8 @@ Need = Literal[
     "top",
     "anchor_top",
     "router",
+    "teacher",
+    "teacher_top",
 ]
 """What a part reads: episodes of one task beside each other; when process rewards came, and not
 only their sum; the named terms of the score in place of its value; rewards of at least 0;
@@ -52,7 +55,8 @@ starts from; ratios that are 1 to the last bit before it (the trainer's own anch
 `anchor.anchors_itself`); a critic's values; a greedy episode per task; the policy's entropy as a
 value or with gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens
 under both
-(`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens."""
+(`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens; a
+teacher's log-probabilities of what was sampled, or of the vocabulary."""
 
 LARGEST = 2**63
 BOUNDS = ("low", "high", "max", "limit", "clip", "age")
@@ -136,17 +140,19 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     """The value, if it is of the option's kind."""
     if isinstance(default, bool | str):
         if type(value) is not type(default):
+            wanted = "true or false" if isinstance(default, bool) else "text"
             raise ConfigError(
-                f"{name}={value!r} must be a {type(default).__name__}, as in {name} = {default!r}"
+                f"{name}={as_toml(value)} must be {wanted}, as in {name} = {as_toml(default)}"
             )
         return value
     if isinstance(default, Mapping):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}={value!r} must be a table of numbers by name")
+            raise ConfigError(f"{name}={as_toml(value)} must be a table of numbers by name")
         return {key: _checked(f"{name}.{key}", number, 0.0) for key, number in value.items()}
     least, kind = (1, int) if isinstance(default, int) else (0, int | float)
     if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
-        raise ConfigError(f"{name}={value!r} must be a {'count' if least else 'number'} >= {least}")
+        noun = "count" if least else "number"
+        raise ConfigError(f"{name}={as_toml(value)} must be a {noun} >= {least}")
     if value >= LARGEST and not (value == math.inf and name.rsplit("_", 1)[-1] in BOUNDS):
         raise ConfigError(
             f"{name}={str(value)[:20]} must be below 2**63: only what bounds something may be inf"

@@ -10,10 +10,12 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import as_toml
 from agentrl.trainers.algorithms.advantages import group_advantages
-from agentrl.trainers.algorithms.filtering import filtered
+from agentrl.trainers.algorithms.distillation import TeacherSettings
 from agentrl.trainers.algorithms.losses import PolicyLoss
 from agentrl.trainers.algorithms.parts import (
     Aggregate,
@@ -26,18 +28,23 @@ from agentrl.trainers.algorithms.parts import (
     with_options,
 )
 from agentrl.trainers.algorithms.targets import TARGETS, Rule, rules_of
-from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.batch import ROW_FIELDS, TokenBatch
 from agentrl.trainers.config import CriticSettings
 from agentrl.trainers.rewards import Rewards
 
 LISTS = ("before", "credit", "regularisers", "corrections")
 """Fields of a recipe that hold any number of parts."""
 
+TAUGHT = frozenset[Need]({"teacher", "teacher_top"})
+"""Needs for which a run holds a teacher."""
+
 over_groups = partial(Lifted, group_advantages)
 """Lift a group form (`rewards_G -> advantages_G`) to a credit step."""
 
 
-_POSITIVE = dict.fromkeys(("kl_budget", *TARGETS), " of nats per token") | {"reward_clip": ""}
+_POSITIVE = dict.fromkeys(("kl_budget", "ref_kl_budget", *TARGETS), " of nats per token") | {
+    "reward_clip": ""
+}
 """Fields that must be above 0, and the end of the sentence that says so."""
 
 
@@ -81,11 +88,16 @@ class Recipe:
             (`AdaptiveKL`), and the regularisers must have it; inf: it stays as it is.
         entropy_target: entropy in nats per token that the policy should keep: `entropy_coef`
             follows (`AdaptiveEntropy`), and the regularisers must have it; inf: it stays as it is.
+        ref_kl_target: nats per token that the policy should be from its reference:
+            `kl_reward_coef` or `kl_coef` follows (`AdaptiveReferenceKL`); inf: it stays as it is.
+        ref_kl_budget: nats per token from the reference at which the run ends, whatever rounds are
+            left: beyond it a learned reward is not to be believed.
         reset_every: rounds after which the reference becomes the present policy and the optimizer
             forgets (ProRL); 0: never.
         reference_decay: after every round the reference becomes reference_decay of itself and the
             rest of the present policy, a moving average; 1: it stays.
         critic: of a recipe whose credit reads values; elsewhere nothing reads it.
+        teacher: of a recipe that reads one; elsewhere nothing reads it.
         one_step: the paper is strictly on-policy, so a round is one optimizer step and more are
             refused; no setting.
     """
@@ -108,27 +120,30 @@ class Recipe:
     kl_budget: float = math.inf
     kl_target: float = math.inf
     entropy_target: float = math.inf
+    ref_kl_target: float = math.inf
+    ref_kl_budget: float = math.inf
     reset_every: int = 0
     reference_decay: float = 1.0
     critic: CriticSettings = CriticSettings()  # noqa: RUF009 - it is frozen
+    teacher: TeacherSettings = TeacherSettings()  # noqa: RUF009 - it is frozen
     one_step: bool = False
 
     def __post_init__(self) -> None:
         for name in ("negative_weight", "reference_decay"):
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value <= 1):
-                raise ConfigError(f"{name}={value!r} must be from 0 to 1")
+                raise ConfigError(f"{name}={as_toml(value)} must be from 0 to 1")
         for name in ("filter_groups", "refill"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+                raise ConfigError(f"{name}={as_toml(getattr(self, name))} must be true or false")
         for name, least in (("epochs", 1), ("reset_every", 0), ("spare_rounds", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ConfigError(f"{name}={value!r} must be a whole number >= {least}")
+                raise ConfigError(f"{name}={as_toml(value)} must be a whole number >= {least}")
         for name, unit in _POSITIVE.items():
             value = getattr(self, name)
             if not (_is_number(value) and value > 0):
-                raise ConfigError(f"{name}={value!r} must be a positive number{unit}")
+                raise ConfigError(f"{name}={as_toml(value)} must be a positive number{unit}")
         self.rules()  # a target that has nothing to move says so here
         weights = self.turn_weights
         if not (
@@ -136,8 +151,8 @@ class Recipe:
             and all(_is_number(one) and abs(one) < math.inf for one in weights.values())
         ):
             raise ConfigError(
-                f"turn_weights={weights!r} must be a table of numbers by name, as in {{format ="
-                " 0.1}"
+                f"turn_weights={as_toml(weights)} must be a table of numbers by name, as in"
+                " {format = 0.1}"
             )
 
     @cached_property
@@ -163,6 +178,7 @@ class Recipe:
             least=0.0 if "nonnegative" in self.needs else -math.inf,
             fewest=options.get("pass_k", 1) + 1,
             siblings="group" in self.needs,
+            taught=bool(self.needs & TAUGHT),
         )
 
     @property
@@ -211,20 +227,72 @@ class Recipe:
                     f" a round: set {name}=1"
                 )
 
+    def refuse_no_teacher(self) -> None:
+        """Raise ConfigError where the recipe reads a teacher that it cannot have, or a teacher is
+        set that nothing learns from.
+        """
+        if self.teacher.top and "teacher_top" not in self.needs:
+            raise ConfigError(
+                f"teacher.top={self.teacher.top}: only gkd tells the teacher's likeliest tokens"
+                " apart: set gkd_coef as well, or leave it out"
+            )
+        if not self.needs & TAUGHT:
+            return
+        if not self.teacher.model:
+            raise ConfigError(
+                f"recipe {self.name} learns from a teacher: set loss.teacher.model to a folder or"
+                " a name on the hub"
+            )
+        if "teacher_top" not in self.needs and not self.options.get("teacher_coef"):
+            raise ConfigError(
+                "teacher_coef=0 and no gkd_coef: nothing is learnt from the teacher: set one of"
+                " them above 0"
+            )
+        if "teacher_top" in self.needs and self.needs & {"top", "anchor_top"}:
+            raise ConfigError(
+                f"gkd_coef={self.options['gkd_coef']} cannot be beside a part that reads the"
+                " likeliest tokens (simko, dppo_topk_kl, dppo_topk_tv): leave one of them out"
+            )
+        if self.teacher.share and "teacher_top" not in self.needs:
+            raise ConfigError(
+                f"teacher.share={self.teacher.share}: only gkd can learn from what the policy did"
+                " not sample: set gkd_coef as well"
+            )
+        if bool(self.teacher.share) != bool(self.teacher.episodes):
+            raise ConfigError(
+                f"teacher.share={self.teacher.share} and teacher.episodes="
+                f"{self.teacher.episodes!r} belong together: set both, or none"
+            )
+
     def advantage(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with its advantages."""
-        batch = filtered(batch, self._credited) if self.filters else self._credited(batch)
-        weighed_BT = batch.advantages_BT * self.negative_weight
-        return replace(
-            batch,
-            advantages_BT=torch.where(batch.advantages_BT < 0, weighed_BT, batch.advantages_BT),
+        """The batch with its advantages; given episodes (`given`) have none and enter no mean."""
+        given_E = given(batch)
+        stays_E = ~given_E
+        if self.filters:
+            if batch.signal_E is None:
+                raise ValueError("filter: batch.signal_E is None: pack gives it")
+            stays_E = stays_E & batch.signal_E
+        is_whole = not self.filters and bool(stays_E.all())
+        credited = self._credited(batch) if is_whole else alone(batch, stays_E, self._credited)
+        weighed_BT = credited.advantages_BT * self.negative_weight
+        credited = replace(
+            credited,
+            advantages_BT=torch.where(
+                credited.advantages_BT < 0, weighed_BT, credited.advantages_BT
+            ),
         )
+        return beside(credited, batch, given_E) if given_E.any() else credited
 
     def correct(self, batch: TokenBatch) -> TokenBatch:
-        """The batch of one optimizer step with its weights and selections."""
-        for step in self.corrections:
-            batch = step(batch)
-        return batch
+        """The batch of one optimizer step with its weights and selections; those of given episodes
+        are 0.
+        """
+        given_E = given(batch)
+        if not given_E.any():
+            return self._corrected(batch)
+        if bool((given_E | (batch.tokens_E == 0)).all()):
+            return batch
+        return beside(alone(batch, ~given_E, self._corrected), batch, given_E)
 
     def with_options(self, settings: Mapping[str, Any]) -> Recipe:
         """The recipe with those of the settings that are its own or options of its parts."""
@@ -244,6 +312,11 @@ class Recipe:
             batch = step(batch)
         return batch
 
+    def _corrected(self, batch: TokenBatch) -> TokenBatch:
+        for step in self.corrections:
+            batch = step(batch)
+        return batch
+
     def _parts(self) -> tuple[Callable[..., Any], ...]:
         return (
             *self.before,
@@ -253,3 +326,72 @@ class Recipe:
             *self.regularisers,
             *self.corrections,
         )
+
+
+_OF_EPISODES = (
+    "group_E",
+    "reward_E",
+    "truncated_E",
+    "tokens_E",
+    "greedy_reward_E",
+    "passed_E",
+    "signal_E",
+)
+
+
+def given(batch: TokenBatch) -> Tensor:
+    """Which episodes (E,) no version of the policy sampled: recorded ones, that a teacher judges
+    and that no reward is read of.
+    """
+    given_E = torch.zeros_like(batch.tokens_E, dtype=torch.bool)
+    given_E[batch.episode_B[(batch.mask_BT & (batch.version_BT < 0)).any(1)]] = True
+    return given_E
+
+
+def alone(
+    batch: TokenBatch, stays_E: Tensor, change: Callable[[TokenBatch], TokenBatch]
+) -> TokenBatch:
+    """The batch with a change (credit, corrections) for these episodes, as if no other had been
+    played; other episodes stay in its lists, train nothing, and are in no denominator.
+
+    DAPO's filter (https://arxiv.org/abs/2503.14476), for groups with signal. It comes before
+    credit: a mean over the round (`whiten`, `reinforce`, `gdpo`) is one over what trains. Unlike
+    `informative`, it changes the loss: terms that ignore the advantage see fewer tokens, and means
+    are over fewer.
+    """
+    tokens_E = torch.where(stays_E, batch.tokens_E, 0)
+    rows = replace(
+        batch.rows(stays_E[batch.episode_B]),
+        n_tokens=int(tokens_E.sum()),
+        n_episodes=int((tokens_E > 0).sum()),
+    )
+    whole: dict[str, Any] = {name: getattr(batch, name) for name in _OF_EPISODES}
+    some: dict[str, Any] = {
+        name: None if full_E is None else full_E[stays_E] for name, full_E in whole.items()
+    }
+    parts_E = {name: part_E[stays_E] for name, part_E in batch.parts_E.items()}
+    place_E = stays_E.cumsum(0) - 1
+    changed = change(replace(rows, episode_B=place_E[rows.episode_B], parts_E=parts_E, **some))
+    whole["tokens_E"] = tokens_E
+    return replace(changed, episode_B=rows.episode_B, parts_E=batch.parts_E, **whole)
+
+
+def beside(changed: TokenBatch, batch: TokenBatch, given_E: Tensor) -> TokenBatch:
+    """What `alone` made of the others, and the given episodes beside it: with advantage and weight
+    0, and in the denominators, since a teacher judges them.
+    """
+    rows = batch.rows(given_E[batch.episode_B] | torch.isin(batch.episode_B, changed.episode_B))
+    own_B = ~given_E[rows.episode_B]
+    if changed.weights_BT is None:
+        changed = replace(changed, weights_BT=torch.ones_like(changed.advantages_BT))
+    put: dict[str, Any] = {}
+    for name in ROW_FIELDS:
+        if (own := getattr(changed, name)) is None:
+            continue
+        there = None if name in ("advantages_BT", "weights_BT") else getattr(rows, name)
+        size = *rows.ids_BT.shape, *own.shape[2:]
+        put[name] = own.new_zeros(size) if there is None else there.to(own.dtype, copy=True)
+        put[name][own_B, : own.shape[1]] = own
+    tokens_E = changed.tokens_E + torch.where(given_E, batch.tokens_E, 0)
+    total, episodes = int(tokens_E.sum()), int((tokens_E > 0).sum())
+    return replace(rows, **put, tokens_E=tokens_E, n_tokens=total, n_episodes=episodes)

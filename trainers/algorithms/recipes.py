@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import as_toml
 from agentrl.registry import load_file
 from agentrl.trainers.algorithms.advantages import (
     dr_grpo,
@@ -34,6 +35,7 @@ from agentrl.trainers.algorithms.credit import (
     turn_level,
     whiten,
 )
+from agentrl.trainers.algorithms.distillation import TeacherSettings, teacher_credit
 from agentrl.trainers.algorithms.losses import (
     by_constant,
     by_episode,
@@ -43,7 +45,7 @@ from agentrl.trainers.algorithms.losses import (
 )
 from agentrl.trainers.algorithms.made_up import try_on_made_up
 from agentrl.trainers.algorithms.parts import name_of, options
-from agentrl.trainers.algorithms.recipe import Recipe, over_groups
+from agentrl.trainers.algorithms.recipe import TAUGHT, Recipe, over_groups
 from agentrl.trainers.algorithms.regularisers import (
     anchor_kl,
     imitate,
@@ -178,6 +180,14 @@ _TABLE = (
         regularisers=(partial(imitate, imitate_coef=0.1),),
         critic=CriticSettings(warmup=50),
     ),
+    # A teacher in place of rewards.
+    Recipe(
+        "distill",
+        "https://thinkingmachines.ai/blog/on-policy-distillation",
+        (teacher_credit,),
+        importance_weighted,
+        by_token,
+    ),
 )
 RECIPES = {row.name: row for row in _TABLE}
 
@@ -190,6 +200,7 @@ OWN = (
     "reward_clip",
     "epochs",
     "kl_budget",
+    "ref_kl_budget",
     "reset_every",
     "reference_decay",
     *TARGETS,
@@ -212,7 +223,7 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         ConfigError: there is no such recipe or setting (the message names the nearest one), or a
             value is out of range.
     """
-    found = _from_file(name) if ".py:" in name else entry(name, RECIPES, "recipe")
+    found = _from_file(name) if ".py:" in f"{name}:" else entry(name, RECIPES, "recipe")
     typed = dict[str, Any]()
     for place in [place for place in PLACES if place in settings]:
         found, named = choose_parts(found, place, settings.pop(place))
@@ -230,12 +241,14 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
         extra = tuple(part for part in parts if settings.keys() & options(part).keys() - there)
         changed: dict[str, Any] = {place: (*getattr(found, place), *extra)}
         found = replace(found, **changed)
+    if "teacher" in settings:
+        found = replace(found, teacher=_teacher(found, settings.pop("teacher")))
     for key in settings.keys() - found.options.keys() - set(OWN):
         raise ConfigError(_no_setting(key, found))
     if "spare_rounds" in settings and not settings.get("refill", found.refill):
         raise ConfigError(
-            f"spare_rounds={settings['spare_rounds']!r} says how long refill keeps a group, and"
-            f" recipe {name} does not refill: set refill=true, or leave spare_rounds out"
+            f"spare_rounds={as_toml(settings['spare_rounds'])} says how long refill keeps a group,"
+            f" and recipe {name} does not refill: set refill=true, or leave spare_rounds out"
         )
     found = found.with_options(settings)
     try_on_made_up(found, typed | settings)
@@ -244,7 +257,7 @@ def recipe(name: str, /, **settings: Any) -> Recipe:
 
 def _from_file(name: str) -> Recipe:
     """The recipe of that name in a file."""
-    file, _, attribute = name.rpartition(":")
+    file, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
     module = vars(load_file(Path(file), "recipe"))
     found = module.get(attribute)
     if not isinstance(found, Recipe):
@@ -258,7 +271,7 @@ def _from_file(name: str) -> Recipe:
 def _whitened(found: Recipe, wanted: Any) -> Recipe:
     """The recipe with advantages whitened over the round, or not."""
     if not isinstance(wanted, bool):
-        raise ConfigError(f"whiten={wanted!r} must be true or false")
+        raise ConfigError(f"whiten={as_toml(wanted)} must be true or false")
     credit = tuple(step for step in found.credit if name_of(step) != "whiten")
     return replace(found, credit=(*credit, whiten) if wanted else credit)
 
@@ -266,11 +279,11 @@ def _whitened(found: Recipe, wanted: Any) -> Recipe:
 def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
     """The recipe's settings of its critic, with these in their place."""
     if not isinstance(row, Mapping):
-        raise ConfigError(f"critic={row!r} must be a table, as in critic = {{warmup = 5}}")
+        raise ConfigError(f"critic={as_toml(row)} must be a table, as in critic = {{warmup = 5}}")
     if "critic" not in found.needs:
         having = ", ".join(other.name for other in RECIPES.values() if "critic" in other.needs)
         raise ConfigError(
-            f"recipe {found.name} has no critic: leave critic={dict(row)} out, or use one of"
+            f"recipe {found.name} has no critic: leave critic={as_toml(row)} out, or use one of"
             f" {having}"
         )
     return validated(
@@ -278,10 +291,26 @@ def _critic(found: Recipe, row: Mapping[str, Any]) -> CriticSettings:
     )
 
 
+def _teacher(found: Recipe, row: Mapping[str, Any]) -> TeacherSettings:
+    """The recipe's settings of its teacher, with these in their place."""
+    if not isinstance(row, Mapping):
+        raise ConfigError(
+            f'teacher={as_toml(row)} must be a table, as in teacher = {{model = "…"}}'
+        )
+    if not found.needs & TAUGHT:
+        raise ConfigError(
+            f"recipe {found.name} reads no teacher: leave teacher={as_toml(row)} out, use recipe"
+            " distill, or set teacher_coef or gkd_coef"
+        )
+    return validated(
+        TeacherSettings, found.teacher.model_dump() | dict(row), f"teacher of recipe {found.name}"
+    )
+
+
 def _no_setting(key: str, found: Recipe) -> str:
     """Why a recipe does not take a setting."""
     addable = [name for parts in ADDABLE.values() for part in parts for name in options(part)]
-    known = dict.fromkeys((*found.options, *addable, *OWN, *PLACES, "whiten", "critic"))
+    known = dict.fromkeys((*found.options, *addable, *OWN, *PLACES, "whiten", "critic", "teacher"))
     others = [row.name for row in RECIPES.values() if key in row.options]
     hint = peer_hint(key) or f"did you mean {nearest(key, known)!r}?"
     if others:

@@ -101,12 +101,59 @@ class AdaptiveEntropy:
         return replace(self, coef=min(max(moved, 0.0), self.most))
 
 
-Rule = AdaptiveKL | AdaptiveEntropy
-TARGETS: dict[str, tuple[str, type[Rule]]] = {
-    "kl_target": ("anchor_kl_coef", AdaptiveKL),
-    "entropy_target": ("entropy_coef", AdaptiveEntropy),
+@dataclass(frozen=True)
+class AdaptiveReferenceKL:
+    """The coefficient of the KL to the reference, in the reward or in the loss, from one update to
+    the next: in proportion to the error, which is held to ±20 %.
+
+    coef · (1 + step · clip(kl/target - 1, ±0.2)): https://arxiv.org/abs/1909.08593, section 2.2,
+    whose K_β of 0.1 is `step`. verl and OpenRLHF divide by a horizon of episodes instead.
+
+    Attributes:
+        coef: the coefficient now.
+        target: KL(π‖π_ref) to hold, in nats per token.
+        step: largest relative move, in parts of the held error.
+
+    Raises:
+        ConfigError: the coefficient is not positive, or the target is no number above 0.
+    """
+
+    coef: float = 0.1
+    target: float = 0.1
+    step: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.coef < math.inf:
+            raise ConfigError(
+                f"kl_reward_coef or kl_coef={self.coef} must be above 0 where ref_kl_target moves"
+                " it: no factor moves 0"
+            )
+        _check_target("ref_kl_target", self.target)
+
+    def update(self, kl: float) -> AdaptiveReferenceKL:
+        """The state after an update that the policy entered with this mean KL to the reference.
+
+        Raises:
+            TrainingError: the KL is no number.
+        """
+        _refuse_nan("KL(π‖π_ref)", kl)
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return replace(self, coef=self.coef * (1 + self.step * error))
+
+
+Rule = AdaptiveKL | AdaptiveEntropy | AdaptiveReferenceKL
+TARGETS: dict[str, tuple[tuple[str, ...], type[Rule]]] = {
+    "kl_target": (("anchor_kl_coef",), AdaptiveKL),
+    "entropy_target": (("entropy_coef",), AdaptiveEntropy),
+    "ref_kl_target": (("kl_reward_coef", "kl_coef"), AdaptiveReferenceKL),
 }
-"""Setting of a recipe -> the option that moves after every round, and the rule by which it does."""
+"""Setting of a recipe -> the options of which those that it has move after every round, and the
+rule by which they do.
+"""
+_HAVING = {
+    "kl_target": "use one that has it (for anchor_kl_coef that is ppo_penalty)",
+    "ref_kl_target": "set kl_reward_coef (KL in the reward) or kl_coef (in the loss) as well",
+}
 
 
 def rules_of(options: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str, Rule]:
@@ -118,14 +165,15 @@ def rules_of(options: Mapping[str, Any], targets: Mapping[str, float]) -> dict[s
     """
     found = dict[str, Rule]()
     for name, target in targets.items():
-        option, rule = TARGETS[name]
-        if target < math.inf and option not in options:
+        known, rule = TARGETS[name]
+        moving = [option for option in known if option in options]
+        if target < math.inf and not moving:
             raise ConfigError(
-                f"{name}={target} needs {option}, which no part of the recipe has: leave {name}"
-                " out, or use one that has it (for anchor_kl_coef that is ppo_penalty)"
+                f"{name}={target} needs {' or '.join(known)}, which no part of the recipe has:"
+                f" leave {name} out, or {_HAVING.get(name, 'set it')}"
             )
         if target < math.inf:
-            found[option] = rule(options[option], target)
+            found |= {option: rule(options[option], target) for option in moving}
     return found
 
 

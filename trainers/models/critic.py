@@ -24,8 +24,9 @@ from agentrl.errors import TrainingError
 from agentrl.trainers.algorithms.losses import by_token, keep
 from agentrl.trainers.algorithms.parts import Aggregate, Step, with_options
 from agentrl.trainers.algorithms.timeline import Timeline, discounted
-from agentrl.trainers.batch import TokenBatch, in_parts
+from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import Compute, CriticSettings
+from agentrl.trainers.models.scoring import in_parts
 from agentrl.trainers.models.value_model import load_value_model, save_value_model, values
 
 FLAT = 1e-6

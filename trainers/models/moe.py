@@ -1,9 +1,8 @@
-"""Mixtures of experts: score with the experts that the sampler chose.
+"""Mixtures of experts: their load balance, and the policy scored with the sampler's experts.
 
 Where sampler and trainer choose different experts for a token, their log-probabilities differ by
-far more than rounding (https://arxiv.org/abs/2510.11370). An engine that returns its routing lets
-the trainer replay it: the choice is forced, the weights of the chosen experts are the trainer's own
-and keep their gradient.
+far more than rounding (https://arxiv.org/abs/2510.11370). An engine that says which it chose lets
+the trainer replay them (`agentrl/engines/routing.py`).
 
 The load-balancing loss of a pretrained configuration is never part of our losses, as scoring reads
 log-probabilities only. Asked for by `load_balance_coef`, `with_router_loss` measures it beside
@@ -13,67 +12,15 @@ them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentrl.engines.routing import routers_of
 from agentrl.errors import ConfigError
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
-
-
-@contextmanager
-def replayed_routing(model: torch.nn.Module, experts_BTLK: Tensor) -> Iterator[None]:
-    """Force the choice of experts in every forward pass within.
-
-    Stay inside until after `backward()` where gradient checkpointing is on: it runs layers again.
-
-    Args:
-        model: with routers that give (logits, weights, indices), as Mixtral, Qwen3-MoE and their
-            kin have.
-        experts_BTLK: int64, for the tokens of the very batch that is scored, the K experts of each
-            of the L layers that have a router; a token whose first entry is -1 is routed freely.
-
-    Raises:
-        ConfigError: the model has another number of routers or of experts per token, or routers of
-            a kind whose weights are no softmax over their logits.
-    """
-    routers = routers_of(model)
-    if not routers or len(routers) != experts_BTLK.shape[2]:
-        raise ConfigError(
-            f"recorded routing has {experts_BTLK.shape[2]} layers and the model {len(routers)} with"
-            " a router: use the routing that an engine recorded with this very model"
-        )
-    handles = [
-        router.register_forward_hook(_force(experts_BTLK[:, :, layer].flatten(0, 1)))
-        for layer, router in enumerate(routers)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def recorded_routing(model: torch.nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the choices of experts of one forward pass within: one (B·T, K) tensor for each layer
-    with a router.
-    """
-    chosen: list[Tensor] = []
-
-    def note(module: torch.nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-        chosen.append(output[2].detach())
-
-    handles = [router.register_forward_hook(note) for router in routers_of(model)]
-    try:
-        yield chosen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def with_router_loss(
@@ -127,47 +74,4 @@ def own_router_loss(model: torch.nn.Module) -> Callable[..., Tensor]:
     raise ConfigError(
         f"load_balance_coef is for mixtures of experts, and {type(model).__name__} has {what}:"
         " leave it out"
-    )
-
-
-def routers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The routers of a model, first layer first."""
-    return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
-
-
-def _force(experts_NK: Tensor) -> Any:
-    """A forward hook that puts the recorded experts in the place of the router's own."""
-
-    def force(module: torch.nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-        logits_NE, weights_NK, own_NK = output
-        if experts_NK.shape != own_NK.shape:
-            raise ConfigError(
-                f"recorded routing is of shape {tuple(experts_NK.shape)} and the router's"
-                f" {tuple(own_NK.shape)}: the batch that is scored and the model must be those that"
-                " were recorded"
-            )
-        chosen_NK = torch.where(experts_NK[:, :1] < 0, own_NK, experts_NK.to(own_NK.device))
-        normal = _is_normalised(logits_NE, weights_NK, own_NK)
-        return logits_NE, _weights(logits_NE, chosen_NK, normal).to(weights_NK.dtype), chosen_NK
-
-    return force
-
-
-def _weights(logits_NE: Tensor, experts_NK: Tensor, normal: bool) -> Tensor:
-    """Softmax over all experts at those chosen; `normal`: their sum is made 1."""
-    weights_NK = logits_NE.softmax(-1, dtype=torch.float32).gather(-1, experts_NK)
-    return weights_NK / weights_NK.sum(-1, keepdim=True) if normal else weights_NK
-
-
-@torch.no_grad()
-def _is_normalised(logits_NE: Tensor, weights_NK: Tensor, own_NK: Tensor) -> bool:
-    """Which of the two kinds of weights the router gives, told by its own choice."""
-    for normal in (True, False):
-        if torch.allclose(
-            _weights(logits_NE, own_NK, normal).to(weights_NK.dtype), weights_NK, 1e-3, 1e-6
-        ):
-            return normal
-    raise ConfigError(
-        "this family's router gives weights that are no softmax over its logits: it cannot be"
-        " replayed"
     )

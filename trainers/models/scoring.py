@@ -7,14 +7,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from agentrl.engines.routing import free_routing
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 from agentrl.trainers.models.head import HeadOutput, Reading, default_chunk, project, read_logits
+from agentrl.trainers.models.prefixes import hidden_size, plant, takes_trees
 
 EntropyMode = Literal["off", "value", "gradient"]
 _Way = Literal["head", "gathered", "whole"]
@@ -48,8 +50,9 @@ def token_logprobs(
     The whole model is called once, so that hooks of FSDP, DDP and PEFT fire. Its output layer
     turns the hidden states in front of trained tokens into log-probabilities, in chunks and in
     float32 (float64 models stay float64). With more than one chunk, logits are computed again in
-    the backward pass. Attention is causal and padding stands on the right, so no attention mask is
-    needed. Other threads may sample from the model meanwhile; only one may score with it.
+    the backward pass. Rows that begin alike are read once, as trees with a mask, where the model
+    takes them; other batches need no mask, since attention is causal and padding is on the right.
+    Other threads may sample from the model meanwhile; only one may score with it.
 
     Args:
         model: the policy; gradients flow unless the caller stands under `torch.no_grad()`.
@@ -75,18 +78,17 @@ def token_logprobs(
         temperature, entropy != "off", top if asked_NK is None else asked_NK.shape[-1], asked_NK
     )
     way = _way(model, batch.ids_BT)
+    laid = _laid(model, batch.ids_BT, predicted_BT)
 
     def read(states_BTd: Tensor) -> HeadOutput:
         head: Any = _output_layer(model)
         size = default_chunk(head.weight.shape[0]) if chunk is None else chunk
-        states_Nd = states_BTd[:, :-1][predicted_BT]
-        return project(states_Nd, head.weight, targets_N, reading, size)
+        return project(laid.take(states_BTd), head.weight, targets_N, reading, size)
 
     if way == "head":
-        found = _call_with_head(model, batch.ids_BT, read)
+        found = _call_with_head(model, laid, read)
     else:
-        logits_NV = _own_logits(model, batch.ids_BT, predicted_BT, way)
-        found = read_logits(logits_NV, targets_N, reading)
+        found = read_logits(_own_logits(model, laid, way), targets_N, reading)
     entropy_N = found.entropy_N if entropy == "gradient" else found.entropy_N.detach()
     return PolicyOutput(
         _scatter(batch.mask_BT, found.logprobs_N),
@@ -102,6 +104,21 @@ def frozen_logprobs(
 ) -> Tensor:
     """Log-probabilities (B, T) under a frozen model: reference, proximal or teacher."""
     return token_logprobs(model, batch, temperature, chunk=chunk, entropy="off").logprobs_BT
+
+
+def in_parts(
+    batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
+) -> tuple[Tensor, ...]:
+    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros
+    where it was cut.
+    """
+    whole: list[Tensor] = []
+    for index in batch.chunks(micro_tokens):
+        found = look(batch.rows(index))
+        whole = whole or [part.new_zeros(*batch.mask_BT.shape, *part.shape[2:]) for part in found]
+        for target_BT, part in zip(whole, found, strict=True):
+            target_BT[index.to(part.device), : part.shape[1]] = part
+    return tuple(whole)
 
 
 def _scatter(mask_BT: Tensor, values_N: Tensor) -> Tensor:
@@ -142,7 +159,36 @@ def _head_does(head: Any, forward: Callable[[Tensor], Tensor]) -> Iterator[None]
             del head.forward
 
 
-def _call_with_head(model: Any, ids_BT: Tensor, read: Callable[[Tensor], HeadOutput]) -> HeadOutput:
+class _Laid(NamedTuple):
+    """How a batch is given to the model, and where the states in front of wanted tokens are."""
+
+    inputs: dict[str, Tensor]
+    places_N: Tensor
+
+    def call(self, model: Any) -> Tensor:
+        """The model's logits, or what stands in their place."""
+        logits: Tensor = model(**self.inputs, use_cache=False).logits
+        return logits
+
+    def take(self, states_BTd: Tensor) -> Tensor:
+        """The (N, d) of a model's (B, T, d) that wanted tokens are predicted from."""
+        return states_BTd.flatten(0, 1)[self.places_N]
+
+
+def _laid(model: Any, ids_BT: Tensor, predicted_BT: Tensor) -> _Laid:
+    """As rows, or as trees where the model can read them and that costs less."""
+    steps_T = torch.arange(1, predicted_BT.shape[1] + 1, device=ids_BT.device)
+    lengths_B = (predicted_BT * steps_T).amax(1) if predicted_BT.numel() else steps_T[:0]
+    possible = takes_trees(model)  # asked in any case: where weights are split, all ranks take part
+    possible = possible and len(ids_BT) > 1 and bool(predicted_BT.any())
+    trees = plant(ids_BT, lengths_B, hidden_size(model)) if possible else None
+    if trees is not None:
+        return _Laid(trees.inputs, trees.place_BT[:, :-1][predicted_BT])
+    rows_BT = torch.arange(ids_BT.numel(), device=ids_BT.device).view(ids_BT.shape)
+    return _Laid({"input_ids": ids_BT}, rows_BT[:, :-1][predicted_BT])
+
+
+def _call_with_head(model: Any, laid: _Laid, read: Callable[[Tensor], HeadOutput]) -> HeadOutput:
     """Run the model and let its output layer return what is read off the hidden states, packed as
     (1, N, 2 + K).
     """
@@ -157,20 +203,18 @@ def _call_with_head(model: Any, ids_BT: Tensor, read: Callable[[Tensor], HeadOut
         )
 
     with _head_does(_output_layer(model), forward):
-        packed_NX = model(input_ids=ids_BT, use_cache=False).logits[0]
+        packed_NX = laid.call(model)[0]
     return HeadOutput(packed_NX[:, 0], packed_NX[:, 1], packed_NX[:, 2:], ids[-1])
 
 
-def _own_logits(model: Any, ids_BT: Tensor, predicted_BT: Tensor, way: _Way) -> Tensor:
+def _own_logits(model: Any, laid: _Laid, way: _Way) -> Tensor:
     """The model's own logits (N, V) in front of trained tokens."""
     if way == "whole":
-        logits_BTV: Tensor = model(input_ids=ids_BT, use_cache=False).logits
-        return logits_BTV[:, :-1][predicted_BT]
+        return laid.take(laid.call(model))
     head: Any = _output_layer(model)
     original = head.forward
-    with _head_does(head, lambda states_BTd: original(states_BTd[:, :-1][predicted_BT][None])):
-        logits_NV: Tensor = model(input_ids=ids_BT, use_cache=False).logits[0]
-    return logits_NV
+    with _head_does(head, lambda states_BTd: original(laid.take(states_BTd)[None])):
+        return laid.call(model)[0]
 
 
 _WAYS: WeakKeyDictionary[torch.nn.Module, _Way] = WeakKeyDictionary()
@@ -187,7 +231,8 @@ def _way(model: torch.nn.Module, ids_BT: Tensor) -> _Way:
     if model not in _WAYS:
         was_training = model.training
         model.eval()  # two passes with dropout would differ, and draw what others are to draw
-        _WAYS[model] = _compare(model, ids_BT[:1, :8])
+        with free_routing():  # what is prescribed is for other tokens
+            _WAYS[model] = _compare(model, ids_BT[:1, :8])
         model.train(was_training)
     return _WAYS[model]
 
@@ -210,8 +255,8 @@ def _compare(model: Any, probe_BT: Tensor) -> _Way:
     )
     if plain and torch.equal(seen[0], own_BTV):
         return "head"
-    all_BT = torch.ones_like(probe_BT[:, 1:], dtype=torch.bool)
-    gathered_NV = _own_logits(model, probe_BT, all_BT, "gathered")
+    places_N = torch.arange(probe_BT.shape[1] - 1, device=probe_BT.device)
+    gathered_NV = _own_logits(model, _Laid({"input_ids": probe_BT}, places_N), "gathered")
     same = gathered_NV.shape == own_BTV[0, :-1].shape and torch.allclose(
         gathered_NV, own_BTV[0, :-1], 1e-3, 1e-3
     )

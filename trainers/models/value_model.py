@@ -57,9 +57,9 @@ def values(critic: torch.nn.Module, batch: TokenBatch) -> Tensor:
     with gradient.
 
     V_t is read from the hidden state in front of token t: the state in which the action t is
-        chosen, which knows
-    nothing of it. Only those states meet the head. Attention is causal and padding is on the right,
-    so no position that is read can see padding and no attention mask is passed.
+    chosen, which knows nothing of it. Only those states meet the head. Attention is causal and
+    padding is on the right, so no position that is read can see padding and no attention mask is
+    passed.
 
     Args:
         critic: see `load_value_model`.

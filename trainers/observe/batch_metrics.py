@@ -51,9 +51,10 @@ def staleness_metrics(batch: TokenBatch, version: int) -> dict[str, float]:
     Args:
         version: of the weights that the update starts from.
     """
-    if not batch.mask_BT.any():
+    own_BT = batch.mask_BT & (batch.version_BT >= 0)
+    if not own_BT.any():
         return {}
-    age_N = (version - batch.version_BT[batch.mask_BT]).double()
+    age_N = (version - batch.version_BT[own_BT]).double()
     shares = {f"staleness/share_{age}": float((age_N == age).double().mean()) for age in range(4)}
     shares["staleness/share_4_on"] = float((age_N >= 4).double().mean())
     return {"staleness/mean": float(age_N.mean()), "staleness/max": float(age_N.max()), **shares}

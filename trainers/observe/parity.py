@@ -17,6 +17,7 @@ from torch import Tensor
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.loading import dropouts
+from agentrl.engines.routing import replayed_routing, routers_of
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainers.algorithms.losses import MAX_LOG_RATIO
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
@@ -229,6 +230,8 @@ def find_cause(model: Any, batch: TokenBatch, temperature: float) -> tuple[Cause
             for words, other in _other_contexts(model, batch):
                 if mean_gap(first_logits(model, other), temperature) < calm / 10:
                     cause, why = "template", f"they would agree if the trainer's rows began {words}"
+        if cause in ("dtype", "other weights") and batch.experts_BTLK is None and routers_of(model):
+            why += "; in a mixture of experts near ties are enough, so try engine.routing='replay'"
     return cause, why, calm
 
 
@@ -241,12 +244,12 @@ def mean_gap(look: tuple[Tensor, Tensor, Tensor], temperature: float) -> float:
 
 def _other_contexts(model: Any, batch: TokenBatch) -> Iterator[tuple[str, TokenBatch]]:
     """What an engine may have read instead: without the first token, or with one more."""
+    experts = batch.experts_BTLK
     if not batch.mask_BT[:, 1].any():
-        cut = {name: getattr(batch, name)[:, 1:] for name in ("ids_BT", "mask_BT")}
-        yield (
-            "without their first token",
-            replace(batch, old_logprobs_BT=batch.old_logprobs_BT[:, 1:], **cut),
-        )
+        names = ("ids_BT", "mask_BT", "old_logprobs_BT", "experts_BTLK")
+        rows = {name: getattr(batch, name) for name in names}
+        cut = {name: row[:, 1:] for name, row in rows.items() if row is not None}
+        yield "without their first token", replace(batch, **cut)
     config = model.config.get_text_config()
     ids = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
     for one in dict.fromkeys(one for one in ids if isinstance(one, int)):
@@ -259,6 +262,9 @@ def _other_contexts(model: Any, batch: TokenBatch) -> Iterator[tuple[str, TokenB
             )
         )
         more = replace(batch, ids_BT=ids_BT, mask_BT=mask_BT, old_logprobs_BT=old_BT)
+        if experts is not None:
+            pad = torch.nn.functional.pad(experts, (0, 0, 0, 0, 1, 0), value=-1)
+            more = replace(more, experts_BTLK=pad)
         yield f"with token {one}", more
 
 
@@ -323,17 +329,20 @@ def first_logits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The trainer's logits, the ids and the sampler's log-probabilities of the first tokens."""
     found = list[tuple[Tensor, Tensor, Tensor]]()
-    for ids_T, mask_T, old_T in zip(
-        batch.ids_BT, batch.mask_BT, batch.old_logprobs_BT, strict=True
+    experts = batch.experts_BTLK
+    for number, (ids_T, mask_T, old_T) in enumerate(
+        zip(batch.ids_BT, batch.mask_BT, batch.old_logprobs_BT, strict=True)
     ):
         places_N = mask_T.nonzero()[: at_most - sum(len(one[1]) for one in found), 0]
         if len(places_N):
             row, before_N = ids_T[None, : int(places_N[-1])], places_N - 1
-            said = model(
-                input_ids=row.to(model.device),
-                logits_to_keep=before_N.to(model.device),
-                use_cache=False,
-            )
+            replayed = None if experts is None else experts[number : number + 1, : row.shape[1]]
+            with replayed_routing(model, replayed):
+                said = model(
+                    input_ids=row.to(model.device),
+                    logits_to_keep=before_N.to(model.device),
+                    use_cache=False,
+                )
             found.append((said.logits[0].float(), ids_T[places_N], old_T[places_N].double()))
     logits_NV, ids_N, sampler_N = (torch.cat(column) for column in zip(*found, strict=True))
     return logits_NV, ids_N.to(logits_NV.device), sampler_N.to(logits_NV.device)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agentrl.trainers.algorithms.losses import add_metrics
+from agentrl.engines.routing import Replay
+from agentrl.trainers.algorithms.losses import add_metrics, sampled
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 from agentrl.trainers.observe.batch_metrics import (
     gradient_metrics,
@@ -21,6 +22,7 @@ _MEANS = {
     "entropy": "policy/entropy",
     "approx_kl": "policy/kl",
     "ref_kl": "policy/ref_kl",
+    "teacher_kl": "policy/teacher_kl",
     "clip_low": "policy/clip_low",
     "clip_high": "policy/clip_high",
     "rejected": "policy/rejected",
@@ -85,11 +87,17 @@ class UpdateLog:
         self._tokens: list[Tokens] = []
         self._fresh: list[Tokens] = []
         self._parts: list[dict[str, float]] = []
+        self._replays: list[Replay] = []
 
-    def micro(self, output: PolicyOutput, micro: TokenBatch, metrics: dict[str, float]) -> None:
-        """Note one micro-batch: what the policy said of it, and the metrics of its loss."""
+    def micro(
+        self, output: PolicyOutput, micro: TokenBatch, metrics: dict[str, float], replay: Replay
+    ) -> None:
+        """Note one micro-batch: what the policy said of it, the metrics of its loss, and what
+        replaying the sampler's experts changed.
+        """
         self._parts.append(metrics)
-        self._tokens.append(trained_tokens(output, micro))
+        self._replays.append(replay)
+        self._tokens.append(trained_tokens(output, sampled(micro)))
         if not self.steps:
             self._fresh.append(trained_tokens(output, fresh(micro)))
 
@@ -104,9 +112,9 @@ class UpdateLog:
             judged, gap = fresh(mini), gap_metrics(self._fresh)
             if judged.mask_BT.equal(mini.mask_BT):  # else what was learnt since is cut too
                 gap["parity/cut"] = now["clip_low"] + now["clip_high"]
-            gap = self._observer.agree(gap, judged)
+            gap = self._observer.agree(gap, judged) | routing_metrics(self._replays)
         self.steps.append(now | {"grad_norm": grad_norm, "updates": 0.0} | gap)
-        self._parts = []
+        self._parts, self._replays = [], []
         return self.steps[-1]
 
     def trained(self, mini: TokenBatch, n_episodes: int) -> None:
@@ -129,6 +137,15 @@ class UpdateLog:
             **gradient_metrics(self._trained),
             **lost_reward_metrics(self._packed, self._trained),
         }
+
+
+def routing_metrics(replays: Sequence[Replay]) -> dict[str, float]:
+    """`parity/experts_differ`: of the choices of experts that were replayed (a token in a layer),
+    the share that the trainer would have made otherwise; nothing where none was.
+    """
+    replayed = float(sum(replay.replayed for replay in replays))
+    differ = float(sum(replay.differ for replay in replays))
+    return {"parity/experts_differ": differ / replayed} if replayed else {}
 
 
 def summary(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

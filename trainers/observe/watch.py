@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Engine, Generation, Measured, Sampling
+from agentrl.engines.base import Engine, Generation, Measured, Restarted, Sampling
+from agentrl.engines.routing import replayed_routing
+from agentrl.errors import EngineLost
 from agentrl.records.files import EpisodeWriter, read_episodes
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
@@ -68,6 +70,7 @@ class Watch:
         self._prompt_ids, self._temperature = tuple(prompt_ids), sampling.temperature
         self._before: Look | None = None
         self._probed = float("inf")
+        self._restarts = 0
         self._seen: set[str] = set()
         self._said: set[str] = set()
 
@@ -95,6 +98,7 @@ class Watch:
         Raises:
             ParityError: the engine samples with other weights.
         """
+        self._restarts = self._starts
         answers = self._rollouts.run(self._ask())
         batch = _packed(self._prompt_ids, answers)
         now = Look(batch, _scores(self._model, batch, self._temperature))
@@ -118,6 +122,20 @@ class Watch:
         self._before, self._probed = now, gap["parity/gap_mean"]
         self._report([*found, *judge_gap(self._model, batch, gap, self._temperature)])
         return metrics
+
+    def confirm_restarted(self, version: int) -> None:
+        """Probe the engine, before anything is learnt, if its process was started again meanwhile.
+
+        Raises:
+            ParityError: the engine samples with other weights.
+        """
+        if self._starts != self._restarts:
+            self.confirm(version)
+
+    @property
+    def _starts(self) -> int:
+        """How often the engine's process was started again."""
+        return self._engine.restarts if isinstance(self._engine, Restarted) else 0
 
     def agree(self, gap: dict[str, float], mini: TokenBatch) -> dict[str, float]:
         """Judge the gap between sampler and trainer before a round's first update; the same gap.
@@ -148,10 +166,13 @@ class Watch:
 
     async def _ask(self) -> tuple[Generation, ...]:
         sampling = Sampling(temperature=self._temperature, max_tokens=ANSWER_TOKENS)
-        asked = (
-            self._engine.generate(self._prompt_ids, sampling, seed=seed) for seed in range(ANSWERS)
-        )
-        return tuple(await asyncio.gather(*asked))
+        ids, seeds = self._prompt_ids, range(ANSWERS)
+        while True:
+            asked = (self._engine.generate(ids, sampling, seed=seed) for seed in seeds)
+            try:
+                return tuple(await asyncio.gather(*asked))
+            except EngineLost:  # the next process answers; there is an end to them
+                continue
 
     def _report(self, found: Sequence[Disagreement]) -> None:
         """Raise what stops the run; tell the rest, each cause once."""
@@ -202,8 +223,9 @@ def _packed(prompt_ids: Sequence[int], answers: Sequence[Generation]) -> TokenBa
     episodes = list[Episode]()
     for index, one in enumerate(answers):
         sampled = Segment.sampled(one.ids, one.logprobs, one.version, one.finish)
-        key, told = EpisodeKey("probe", 0, "probe", index), (Trajectory((prompt, sampled)),)
-        episodes.append(Episode(key, "probe", task, "", (), EndReason.ANSWERED, Score(0.0), told))
+        branch = Trajectory((prompt, sampled)).routed(one.per_token.get("routing"))
+        key, end = EpisodeKey("probe", 0, "probe", index), EndReason.ANSWERED
+        episodes.append(Episode(key, "probe", task, "", (), end, Score(0.0), (branch,)))
     return pack([Group(tuple(episodes))], pad_id=0)
 
 
@@ -212,7 +234,9 @@ def _scores(model: Any, batch: TokenBatch, temperature: float) -> Tensor:
     was_training = model.training
     model.eval()
     try:
-        return frozen_logprobs(model, batch.to(model.device), temperature).to(batch.mask_BT.device)
+        with replayed_routing(model, batch.experts_BTLK):
+            said_BT = frozen_logprobs(model, batch.to(model.device), temperature)
+        return said_BT.to(batch.mask_BT.device)
     finally:
         model.train(was_training)
 

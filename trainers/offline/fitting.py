@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -89,16 +90,28 @@ def fit(
 
     trainer.add_callback(_recorder(writer, listen))
     trainer.remove_callback(PrinterCallback)
-    scratch = Path(trainer.args.output_dir)
-    found = resume and any(scratch.glob("checkpoint-*"))
+    found = _whole(Path(trainer.args.output_dir)) if resume else {}
     claim()
-    trainer.train(resume_from_checkpoint=True if found else None)
+    trainer.train(resume_from_checkpoint=str(found[max(found)]) if found else None)
 
 
 def last_step(scratch: Path) -> int:
     """The step of the newest checkpoint to go on from; 0 without one."""
-    steps = [int(path.name.rpartition("-")[2]) for path in scratch.glob("checkpoint-*")]
-    return max(steps, default=0)
+    return max(_whole(scratch), default=0)
+
+
+def _whole(scratch: Path) -> dict[int, Path]:
+    """Step -> checkpoint, without those that were being written when the process ended: a Trainer
+    writes its state last.
+    """
+    found = {}
+    for path in scratch.glob("checkpoint-*"):
+        try:
+            json.loads((path / "trainer_state.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            continue
+        found[int(path.name.rpartition("-")[2])] = path
+    return found
 
 
 def _recorder(writer: MetricsWriter, listen: Listen) -> Any:

@@ -14,7 +14,7 @@ from agentrl.chat.tokens import Chat
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import MetricsWriter
 from agentrl.trainers.models.loading import load_policy, reference_of, save_policy
-from agentrl.trainers.offline import measure, reward
+from agentrl.trainers.offline import measure, process_reward, reward
 from agentrl.trainers.offline.alignment import Alignment, aligner
 from agentrl.trainers.offline.data.files import Split
 from agentrl.trainers.offline.data.nouns import Kind
@@ -235,10 +235,7 @@ def _train_reward(
     *,
     resume: bool,
 ) -> Done:
-    settings, tokenizer = work.settings, work.chat.tokenizer
-    pad_id = tokenizer.pad_token_id
-    if not isinstance(pad_id, int):
-        raise ConfigError("the tokenizer has no padding token: set tokenizer.pad_token and save it")
+    settings, tokenizer, pad_id = work.settings, work.chat.tokenizer, _padding(work)
     model = reward.new_reward_model(settings, pad_id)
     trainer, plan = reward.reward_trainer(model, tokenizer, work.rows, settings, work.scratch)
 
@@ -256,6 +253,43 @@ def _train_reward(
     return Done(plan.steps, model.save_pretrained, before, after, reward.signs(after))
 
 
+def _padding(work: StageWork) -> int:
+    pad_id = work.chat.tokenizer.pad_token_id
+    if not isinstance(pad_id, int):
+        raise ConfigError("the tokenizer has no padding token: set tokenizer.pad_token and save it")
+    return pad_id
+
+
+def _encode_steps(settings: StageSettings, chat: Chat, split: Split, limit: int) -> Encoded:
+    one = partial(process_reward.step_rows, hard=settings.process.labels == "hard")
+    return _encode(one, settings, chat, split, limit)
+
+
+def _train_process(
+    work: StageWork,
+    writer: MetricsWriter,
+    listen: Listen,
+    note: Callable[[str], None],
+    *,
+    resume: bool,
+) -> Done:
+    settings, pad_id = work.settings, _padding(work)
+    model = process_reward.new_process_model(settings, pad_id)
+    trainer, plan = process_reward.process_trainer(model, pad_id, work.rows, settings, work.scratch)
+
+    def judge() -> dict[str, Any]:
+        if not work.held_out:
+            return {}
+        chances = process_reward.chances_of(model, work.held_out, pad_id)
+        return process_reward.judged_steps(work.held_out, chances)
+
+    before = judge()
+    fit(trainer, writer, listen, work.claim, resume=resume)
+    after = judge()
+    said = process_reward.signs_of_steps(after)
+    return Done(plan.steps, model.save_pretrained, before, after, said)
+
+
 KINDS: Mapping[str, StageParts] = {
     "sft": StageParts(
         lambda settings: "conversations", partial(_encode, conversation_rows), _train_sft
@@ -266,5 +300,6 @@ KINDS: Mapping[str, StageParts] = {
         partial(_encode, lambda chat, pair: [reward.reward_row(chat, pair)]),
         _train_reward,
     ),
+    "process_reward": StageParts(lambda settings: "steps", _encode_steps, _train_process),
 }
 """Kind of a stage -> its parts."""

@@ -84,7 +84,7 @@ def data_signs(rows: Sequence[PairRow], beta: float | None) -> Iterator[str]:
             f"loss.beta={beta} is outside of 0.01 to 1: below, the policy runs away from the"
             " reference; above, it hardly moves"
         )
-    alike = sum(_overlap(row) > 0.9 for row in rows) / len(rows)
+    alike = sum(_are_alike(row) for row in rows) / len(rows)
     if alike > 0.5:
         yield f"{alike:.0%} of pairs share over 90% of their tokens: chosen and rejected are alike"
     lengths = [(sum(row.chosen.mask), sum(row.rejected.mask)) for row in rows]
@@ -117,9 +117,12 @@ def reference_sign(start: Mapping[str, Any]) -> Iterator[str]:
         yield f"policy and reference differ before training (margin {start['margin']:+.4f} nats)"
 
 
-def _overlap(row: PairRow) -> float:
+def _are_alike(row: PairRow) -> bool:
+    """Whether two responses share over 90% of their tokens, in order."""
     chosen, rejected = (one.ids[one.prompt :] for one in (row.chosen, row.rejected))
-    return SequenceMatcher(None, chosen, rejected, autojunk=False).ratio()
+    found = SequenceMatcher(None, chosen, rejected, autojunk=False)
+    # The first two are upper bounds of the third, which takes the square of the length.
+    return all(share() > 0.9 for share in (found.real_quick_ratio, found.quick_ratio, found.ratio))
 
 
 def separated(

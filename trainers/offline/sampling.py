@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentrl.aio import LoopThread
 from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Generation, Sampling
 from agentrl.engines.factory import open_engine
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import UserError
 from agentrl.rollout.play import derive_seed
 from agentrl.trainers.offline.data.nouns import Messages, Pair, Response
 from agentrl.trainers.offline.settings import SampleSettings
 from agentrl.trajectory import Segment, Trajectory
 from agentrl.types import Message
+from agentrl.verifiers.models.named import load_rule, rule_of
 from agentrl.verifiers.models.reward_model import RewardModel
 
 Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float]]
@@ -91,11 +90,10 @@ def open_judge(name: str) -> Judge:
     Raises:
         ConfigError: there is none.
     """
-    file, _, function = name.rpartition(":")
-    if file.endswith(".py"):
-        rule = _function(Path(file), function)
+    if found := rule_of(name):
+        rule = load_rule(*found)
         return lambda said: [
-            float(rule(prompt[-1].content, answer.content)) for prompt, answer in said
+            _verdict(name, rule(prompt[-1].content, answer.content)) for prompt, answer in said
         ]
     model = RewardModel.load(name)
 
@@ -113,25 +111,25 @@ def open_judge(name: str) -> Judge:
     return score
 
 
-def _function(path: Path, name: str) -> Callable[[str, str], float]:
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"judge {path}:{name}: there is no such file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[str, str], float] | None = getattr(module, name, None)
-    if not callable(found):
-        raise ConfigError(f"judge {path}:{name}: the file has no function {name!r}")
-    return found
+def _verdict(judge: str, value: Any) -> float:
+    """What a function said of an answer; minus infinity where it could not read it.
+
+    Raises:
+        UserError: it is no number that can be ranked.
+    """
+    number = float(value)
+    if math.isnan(number) or number == math.inf:
+        raise UserError(
+            f"judge {judge} gave {number} for an answer: return a finite number, or -inf for an"
+            " answer that cannot be judged"
+        )
+    return number
 
 
 def best_against_worst(answers: Sequence[Sequence[OwnAnswer]], judge: Judge) -> list[Pair]:
     """Of each prompt, the best answer against the worst; prompts whose answers tie are left out.
 
     An answer that did not end by itself is never the best.
-
-    Raises:
-        UserError: every prompt's answers tie.
     """
     scores = iter(judge([(one.prompt, one.message) for group in answers for one in group]))
     pairs = []
@@ -146,11 +144,6 @@ def best_against_worst(answers: Sequence[Sequence[OwnAnswer]], judge: Judge) -> 
             gap = best[0] - worst[0]  # endless where the judge could not read the worst
             margin = gap if math.isfinite(gap) else None
             pairs.append(Pair(best[1].prompt, _response(best[1]), _response(worst[1]), margin))
-    if not pairs:
-        raise UserError(
-            f"the judge prefers none of the answers to {len(answers)} prompts: raise"
-            " sample.answers or sample.temperature, or look at the judge"
-        )
     return pairs
 
 

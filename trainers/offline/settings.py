@@ -9,7 +9,10 @@ from pydantic import BaseModel, Field, model_validator
 from agentrl.chat.settings import ChatSettings
 from agentrl.trainers.config import STRICT, Compute, OptimizerSettings, Schedule
 
-StageKind = Literal["sft", "reward", "preference"]
+StageKind = Literal["sft", "reward", "process_reward", "preference"]
+
+REWARD_MODELS = ("reward", "process_reward")
+"""Kinds of stages whose model is no policy."""
 
 MEMBERS = (3, 7)
 """Fewest and most heads of an ensemble."""
@@ -49,6 +52,15 @@ class RewardSettings(BaseModel):
         if 1 < self.heads < MEMBERS[0]:
             raise ValueError(f"heads={self.heads}: give 1, or an ensemble of 3 to 7")
         return self
+
+
+class ProcessSettings(BaseModel):
+    """Of a process reward model."""
+
+    model_config = STRICT
+
+    labels: Literal["soft", "hard"] = "soft"
+    """"soft": the share of completions that passed; "hard": 1 where any did, else 0."""
 
 
 class SampleSettings(BaseModel):
@@ -122,13 +134,35 @@ class PlaySettings(BaseModel):
     """Of tasks and samples."""
 
 
+class LabelSettings(BaseModel):
+    """Of a stage that labels the turns of played episodes, for a process reward model."""
+
+    model_config = STRICT
+
+    model: str
+    """Who plays on from each turn: a folder, or a name on the hub."""
+    run: str
+    """Folder of the episodes, as in `"{play.run}"`."""
+    completions: int = Field(default=8, ge=1)
+    """Episodes from each turn."""
+    limit: int = Field(default=0, ge=0)
+    """At most so many episodes of the run; 0: all."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the sampler."""
+    sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
+    """Where its tools run."""
+    chat: ChatSettings = ChatSettings()
+    """How messages become tokens."""
+
+
 class StageSettings(BaseModel):
     """Everything that an offline stage needs."""
 
     model_config = STRICT
 
     stage: StageKind
-    """What is trained: a policy on conversations, a reward model, or a policy on preferences."""
+    """What is trained: a policy on conversations or on preferences, a reward model, or a process
+    reward model on labelled turns."""
     model: str
     """Hugging Face folder with model and tokenizer, or a name on the hub: `ORG/NAME@REVISION`."""
     data: DataSettings
@@ -164,6 +198,8 @@ class StageSettings(BaseModel):
     """Its coefficients, as in `{beta = 0.1}`."""
     reward: RewardSettings = RewardSettings()
     """Of the stage "reward"."""
+    process: ProcessSettings = ProcessSettings()
+    """Of the stage "process_reward", as in `{labels = "hard"}`."""
     sample: SampleSettings = SampleSettings()
     """Answers to learn from instead, as in `{answers = 4, judge = "runs/reward/…/model"}`."""
     card: Card = Card()

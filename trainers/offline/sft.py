@@ -16,6 +16,7 @@ import torch
 
 from agentrl.chat.tokens import Chat
 from agentrl.errors import UserError
+from agentrl.trainers.offline.data.mining import until_last_turn
 from agentrl.trainers.offline.data.tokens import TokenRow
 from agentrl.trajectory import Episode
 from agentrl.types import ToolSpec
@@ -50,13 +51,8 @@ def demonstrations(
     rows = []
     for episode in episodes:
         if episode.passed:
-            ids, mask = chat.render_demonstration(_until_last_turn(episode), tools)
-            rows.append(
-                SftRow(
-                    list(ids),
-                    [token if own else IGNORED for token, own in zip(ids, mask, strict=True)],
-                )
-            )
+            said = chat.render_demonstration(until_last_turn(episode), tools)
+            rows.append(SftRow.of(TokenRow(tuple(said.input_ids), tuple(said.mask))))
     if not rows:
         raise UserError(
             "no episode passed, so there is nothing to imitate: check the oracle with `agentrl"
@@ -187,13 +183,3 @@ def _printer() -> Any:
     from transformers.trainer_callback import PrinterCallback
 
     return PrinterCallback
-
-
-def _until_last_turn(episode: Episode) -> list[Any]:
-    """The conversation up to its last assistant message: what the world answered after it teaches
-    nothing.
-    """
-    last = max(
-        index for index, message in enumerate(episode.messages) if message.role == "assistant"
-    )
-    return list(episode.messages[: last + 1])

@@ -26,7 +26,7 @@ from agentrl.trainers.offline.data.nouns import Kind, Messages, asks_for_one_tur
 from agentrl.trainers.offline.fitting import Listen, last_step
 from agentrl.trainers.offline.kinds import KINDS, Done, StageWork
 from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge
-from agentrl.trainers.offline.settings import StageSettings
+from agentrl.trainers.offline.settings import REWARD_MODELS, StageSettings
 
 RESULT = "stage.json"
 SCRATCH = "resume"
@@ -171,7 +171,12 @@ def _sampled(settings: StageSettings, chat: Chat, split: Split) -> Split:
     for side in split:
         prompts = list(dict.fromkeys(one.prompt for one in side))
         answers = answers_to(model, chat, prompts, settings.sample, settings.seed)
-        pairs = best_against_worst(answers, judge) if prompts else []
+        pairs = best_against_worst(answers, judge)
+        if not pairs and side is split.train:
+            raise UserError(
+                f"the judge prefers none of the answers to {len(prompts)} prompts: raise"
+                " sample.answers or sample.temperature, or look at the judge"
+            )
         kind = KINDS[settings.stage].data(settings)
         sides.append(list(AS_KIND[kind](list(pairs))))
     return Split(*sides)
@@ -188,7 +193,7 @@ def held_out_prompts(settings: StageSettings) -> list[Messages]:
 
 
 def _card(settings: StageSettings, whose: Subject, prompts: list[Messages]) -> dict[str, Any]:
-    return {} if settings.stage == "reward" else stage_card(settings.card, whose, prompts)
+    return {} if settings.stage in REWARD_MODELS else stage_card(settings.card, whose, prompts)
 
 
 def _finish(

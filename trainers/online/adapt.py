@@ -32,6 +32,8 @@ def adapt(
       pass. Tokens of earlier policies say nothing about this round; without others the coefficient
       stays. `policy/kl` would not do, as it is measured in front of each step: with one step per
       round it is 0.
+    - `kl_reward_coef` and `kl_coef` read KL(π‖π_ref) as `policy/ref_kl` shows it: the mean over
+      the round's steps, each measured in front of its step.
     - `entropy_coef` reads the entropy in front of the first step: over its tokens, which are a
       random share of the round's episodes where there are several minibatches.
 
@@ -50,10 +52,14 @@ def adapt(
     own = own_anchor(learner, batch)
     if "anchor_kl_coef" in rules and own.mask_BT.any():
         measured["anchor_kl_coef"] = metrics["policy/kl_after"] = _kl_from_anchor(learner, own)
+    if "ref_kl" in history[0]:
+        apart = sum(step["ref_kl"] for step in history) / len(history)
+        measured |= dict.fromkeys(("kl_reward_coef", "kl_coef"), apart)
     if "entropy_coef" in rules:
         measured["entropy_coef"] = metrics["policy/entropy_before"] = history[0]["entropy"]
+    moving = rules.keys() & measured.keys()
     learner.recipe = learner.recipe.moved(
-        {option: rules[option].update(value).coef for option, value in measured.items()}
+        {option: rules[option].update(measured[option]).coef for option in moving}
     )
     return metrics
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl.engines.routing import replayed_routing
+from agentrl.trainers.algorithms.losses import sampled
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.models.scoring import frozen_logprobs
 from agentrl.trainers.observe.updates import fresh
@@ -48,7 +50,11 @@ def anchored(learner: Learner, pieces: Iterable[Piece], step: int) -> list[Piece
 
     @torch.no_grad()
     def said(model: torch.nn.Module, micro: TokenBatch, *place: int) -> torch.Tensor:
-        with same_dropout(learner, step, *place):
+        experts_BTLK = micro.experts_BTLK if model is learner.model else None
+        with (
+            same_dropout(learner, step, *place),
+            replayed_routing(model, experts_BTLK),
+        ):
             return frozen_logprobs(model.train(), micro, learner.config.temperature)
 
     found = list[Piece]()
@@ -86,7 +92,7 @@ def own_anchor(learner: Learner, batch: TokenBatch) -> TokenBatch:
     """The batch without tokens that are anchored in an earlier policy than the round starts from:
     they do not tell how far the round has moved it.
     """
-    return batch if "proximal" in learner.recipe.needs else fresh(batch)
+    return sampled(batch) if "proximal" in learner.recipe.needs else fresh(batch)
 
 
 @contextmanager

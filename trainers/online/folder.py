@@ -64,7 +64,10 @@ class RunFolder:
         for name in ("metrics", "episodes", "curriculum", "samples/top", "samples/random"):
             set_aside(self.path / f"{name}.jsonl", self._is_redone)
         best.drop_after(self.path, self.start)
-        self._episodes = self._parts.enter_context(EpisodeWriter(self.path / "episodes.jsonl"))
+        writer = EpisodeWriter(
+            self.path / "episodes.jsonl", experts=config.engine.routing == "record"
+        )
+        self._episodes = self._parts.enter_context(writer)
         self._metrics = self._parts.enter_context(MetricsWriter(self.path / "metrics.jsonl"))
         write_config(self._config, self.path / "config.toml")
 

@@ -11,14 +11,20 @@ from typing import Any
 import torch
 
 from agentrl.engines.base import Weights
-from agentrl.engines.loading import refuse_other_tokenizer
+from agentrl.engines.loading import load_model, refuse_other_tokenizer
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.rollout.play import derive_seed
+from agentrl.trainers.algorithms.recipe import TAUGHT, alone, given
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
 from agentrl.trainers.models.critic import Critic
-from agentrl.trainers.models.loading import load_policy, reference_of, save_policy
+from agentrl.trainers.models.loading import (
+    load_policy,
+    reference_dtype,
+    reference_of,
+    save_policy,
+)
 from agentrl.trainers.models.moe import own_router_loss
 from agentrl.trainers.models.optim import make_optimizer
 from agentrl.trainers.models.value_model import load_value_model
@@ -26,7 +32,7 @@ from agentrl.trainers.models.weights import PolicyWeights
 from agentrl.trainers.observe.updates import Observer, Unwatched, UpdateLog
 from agentrl.trainers.online.adapt import adapt
 from agentrl.trainers.online.checkpoint import Checkpoint
-from agentrl.trainers.online.prepare import credit, prepare
+from agentrl.trainers.online.prepare import credit, prepare, vocabulary
 from agentrl.trainers.online.update import update
 
 
@@ -44,6 +50,7 @@ class Learner:
         recipe: the algorithm; its coefficients may move from round to round.
         reference: a frozen policy, where the recipe reads one.
         critic: where the recipe reads values.
+        teacher: frozen, where the recipe learns from one.
         observer: judges what happens before the first step of a round.
 
     Raises:
@@ -63,6 +70,7 @@ class Learner:
         self.recipe = recipe(config.recipe, **config.loss)
         self.recipe = self.recipe.moved(found.state["coefficients"] if found else {})
         self.recipe.refuse_group_size(config.group_size)
+        self.recipe.refuse_no_teacher()
         if self.recipe.critic.warmup >= config.steps and "critic" in self.recipe.needs:
             warn(
                 f"loss.critic.warmup={self.recipe.critic.warmup} leaves none of"
@@ -83,6 +91,7 @@ class Learner:
             own_router_loss(self.model)  # refuses a model without routers
         self.reference = self._open_reference(found)
         self.critic = self._open_critic(found, source)
+        self.teacher = self._open_teacher()
         self._reference_moved = bool(found and found.reference)
         if found:
             found.load_optimizer(self.optimizer)
@@ -145,6 +154,7 @@ class Learner:
     def _fit_critic(self, critic: Critic, batch: TokenBatch, step: int) -> dict[str, float]:
         try:
             gamma = self.recipe.options.get("gamma", 1.0)
+            batch = alone(batch, ~given(batch), lambda own: own)
             return critic.fit(batch, self.seed_of("critic", step), gamma)
         except TrainingError as error:
             kept = self.keep(batch, step + 1)
@@ -186,6 +196,23 @@ class Learner:
             own: torch.nn.Module = policy.to(self.model.device).requires_grad_(False).eval()
             return own
         return reference_of(self.model, self.config.compute, self.config.model)
+
+    def _open_teacher(self) -> torch.nn.Module | None:
+        """The teacher of a recipe that reads one; it says the same ids, so its tokenizer must be
+        the policy's.
+        """
+        if not self.recipe.needs & TAUGHT:
+            return None
+        name, compute = self.recipe.teacher.model, self.config.compute
+        refuse_other_tokenizer(self.config.model, name, "loss.teacher.model")
+        loaded: torch.nn.Module = load_model(name, dtype=reference_dtype(compute))
+        most = min(vocabulary(loaded), vocabulary(self.model))
+        if (top := self.recipe.teacher.top) > most:
+            raise ConfigError(
+                f"loss.teacher.top={top}: the models tell {most} tokens apart: set at most {most},"
+                " or 0 for all"
+            )
+        return loaded.to(self.model.device).requires_grad_(False).eval()
 
     def _open_critic(self, found: Checkpoint | None, policy: str | Path) -> Critic | None:
         """The critic of a recipe that needs one: as it was saved, or new."""

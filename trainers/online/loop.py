@@ -24,10 +24,11 @@ def train(run: Run) -> None:
     config, start, rewards = run.config, run.folder.start, run.learner.recipe.rewards
     if start == 0 and config.eval_every:
         run.log(0, run.evaluate(0))
-    for step in range(start, config.steps):
+    for step in run.rounds_left():
         clock = Clock()
         played = run.play(step)
         batch = run.pack(played)
+        run.watch.confirm_restarted(step)
         clock.lap("rollout")
         run.engine.pause()  # nothing is under way: one that sleeps may, and give its memory back
         learnt = run.learner.step(batch, step)
@@ -51,7 +52,7 @@ def train(run: Run) -> None:
             raise TrainingError(
                 f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.played)}"
             )
-        if is_due(step + 1, config.save_every, config.steps):
+        if is_due(step + 1, config.save_every, run.last):
             run.save(step + 1)
 
 

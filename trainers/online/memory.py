@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agentrl.engines.histories import MB
+from agentrl.engines.growing import MB
 from agentrl.engines.loading import load_config
+from agentrl.engines.routing import routers_of
+from agentrl.trainers.algorithms.recipe import TAUGHT
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import Compute, OptimizerName, TrainConfig
 from agentrl.trainers.models.head import default_chunk
@@ -37,6 +39,7 @@ class Work:
         samples: rows that are sampled at once; 0: nothing is sampled in this process.
         sample_tokens: prompt and answer of the longest of them.
         history_mb: what the engine may keep of earlier turns.
+        routed_tokens: padded tokens of a round whose experts are held for replay.
     """
 
     micro_tokens: int
@@ -44,6 +47,7 @@ class Work:
     samples: int = 0
     sample_tokens: int = 0
     history_mb: int = 0
+    routed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class MemoryPlan:
     """Bytes by purpose; `peak` is what CUDA calls `max_memory_allocated`.
 
     Attributes:
-        models: of weights, and `resident` of the optimizers' states: always there.
+        models: of weights, and `resident` of the optimizers' states and of experts that are
+            replayed: always there.
         update: when the backward pass begins.
         gradients: when it ends.
         sampling: while the last turn of the longest rows is sampled.
@@ -81,7 +86,7 @@ def plan(
     *,
     compute: Compute | None = None,
     optimizer: OptimizerName = "adamw",
-    reference: bool = False,
+    frozen: Mapping[str, PretrainedConfig] | None = None,
     critic: PretrainedConfig | None = None,
 ) -> MemoryPlan:
     """Plan a run with a policy of this shape.
@@ -91,16 +96,17 @@ def plan(
         work: the largest micro-batch and the most that is sampled at once.
         compute: precision, adapters and checkpointing.
         optimizer: of the policy.
-        reference: whether a frozen copy of the policy is held.
+        frozen: models that are held and never trained, by name: a reference, a teacher.
         critic: shape of a second model, which trains before the policy does.
     """
     compute = compute or Compute()
     empty = equipped(_empty(policy, policy_dtype(compute)), compute)
     models, state = {"policy": _bytes(empty)}, (2 if optimizer == "adamw8bit" else 8)
     resident = {"optimizer": state * sum(weight.numel() for weight in _trained(empty))}
+    resident |= _experts(empty, policy, work)
     updates, gradients = [_update(empty, policy, compute, work)], [_gradients(empty)]
-    if reference and not compute.lora_rank:
-        models["reference"] = _bytes(_empty(policy, reference_dtype(compute)))
+    for name, shape in (frozen or {}).items():
+        models[name] = _bytes(_empty(shape, reference_dtype(compute)))
     if critic is not None:
         second = equipped(_empty(critic, policy_dtype(compute)), compute).get_decoder()
         models["critic"] = _bytes(second)
@@ -128,6 +134,13 @@ def _bytes(model: Any) -> int:
 
 def _trained(model: Any) -> list[torch.nn.Parameter]:
     return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def _experts(model: Any, config: Any, work: Work) -> dict[str, int]:
+    """The choices of experts that a round's update replays, as int16."""
+    chosen = getattr(config.get_text_config(), "num_experts_per_tok", None) or 0
+    size = 2 * work.routed_tokens * len(routers_of(model)) * int(chosen)
+    return {"experts of a round": size} if size else {}
 
 
 def _widths(config: Any) -> tuple[int, ...]:
@@ -225,15 +238,25 @@ def plan_run(config: TrainConfig, limits: Limits, row_tokens: int | None = None)
         samples=min(config.tasks_per_step * config.group_size, 256),
         sample_tokens=longest,
         history_mb=config.engine.history_mb,
+        routed_tokens=(
+            config.tasks_per_step * config.group_size * longest
+            if config.engine.routing != "off"
+            else 0
+        ),
     )
+    chosen.refuse_no_teacher()
     critic = load_config(chosen.critic.model or config.model) if "critic" in chosen.needs else None
-    held = "reference" in chosen.needs
+    frozen = {"reference": policy} if "reference" in chosen.needs else {}
+    if config.compute.lora_rank:
+        frozen.clear()  # it is the policy without its adapters
+    if chosen.needs & TAUGHT:
+        frozen["teacher"] = load_config(chosen.teacher.model)
     return plan(
         policy,
         work,
         compute=config.compute,
         optimizer=config.optimizer.name,
-        reference=held,
+        frozen=frozen,
         critic=critic,
     )
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from agentrl.curriculum.source import TaskSource
+from agentrl.errors import UserError
 from agentrl.policies.base import Policy
 from agentrl.records.files import EpisodeWriter, iter_episodes
 from agentrl.records.taskfile import read_tasks, write_tasks
+from agentrl.rollout.play import derive_seed
 from agentrl.rollout.rollouts import Sampler
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
+from agentrl.trainers.algorithms.distillation import TeacherSettings
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trainers.observe.metrics import RoundDraws
@@ -129,7 +136,7 @@ class Rounds:
         """Write the groups that are kept, if there are any, and their tasks."""
         if self._kept:
             write_tasks(folder / "spare_tasks.jsonl", self._tasks.values())
-            with EpisodeWriter(folder / "spare.jsonl") as writer:
+            with EpisodeWriter(folder / "spare.jsonl", experts=True) as writer:
                 for group in self._kept:
                     for episode in group.episodes:
                         writer.write(episode)
@@ -186,10 +193,127 @@ def tasks_for(missing: int, found: int, played: int) -> int:
     return math.ceil(missing * (played + 2) / (found + 1))
 
 
-def pack_round(played: Round, recipe: Recipe, pad_id: int) -> TokenBatch:
-    """The groups of a round that train, as one batch."""
-    batch = pack(played.trained, pad_id, rewards=recipe.rewards, version=played.step)
-    return replace(batch, n_refilled=int((batch.group_E >= len(played.groups)).sum()))
+def pack_round(
+    played: Round, recipe: Recipe, pad_id: int, given: Sequence[Episode] = ()
+) -> TokenBatch:
+    """The groups of a round that train, as one batch.
+
+    Args:
+        given: recorded episodes that train beside them; no version of the policy sampled these.
+    """
+    groups = (*played.trained, *(Group((episode,)) for episode in given))
+    batch = pack(groups, pad_id, rewards=recipe.rewards, version=played.step)
+    own_B1 = (batch.group_E < len(played.trained))[batch.episode_B, None]
+    return replace(
+        batch,
+        n_refilled=int((batch.group_E >= len(played.groups)).sum()),
+        version_BT=torch.where(own_B1, batch.version_BT, -1),
+    )
+
+
+_PLAY = "play them with `agentrl eval ENV --policy hf:TEACHER --split train --out DIR`"
+
+
+def _reads(tokenizer: Any, one: Episode) -> bool:
+    """Whether the tokens that an episode began with say what its first question does."""
+    asked = next((told.content for told in one.messages if told.role == "user"), "")
+    ids = next((list(branch.segments[0].ids) for branch in one.trajectories), [])
+    if max(ids, default=0) >= len(tokenizer):
+        return False
+    wanted = tokenizer.decode(tokenizer.encode(asked, add_special_tokens=False))
+    return "".join(wanted.split()) in "".join(tokenizer.decode(ids).split())
+
+
+class Given:
+    """Recorded episodes for the rounds of a run: the fixed data of GKD
+    (https://arxiv.org/abs/2306.13649).
+
+    Args:
+        settings: file and share; without a share there are none.
+        seed: of the draws.
+
+    Raises:
+        UserError: there is no such file, or no episode of it has sampled tokens.
+    """
+
+    def __init__(self, settings: TeacherSettings, seed: int) -> None:
+        self._share, self._seed = settings.share, seed
+        self._said = f"teacher.episodes={settings.episodes!r}"
+        file = Path(settings.episodes)
+        file = file / "episodes.jsonl" if file.is_dir() else file
+        if settings.share and not file.is_file():
+            raise UserError(f"{self._said}: there is no file {file}: {_PLAY}")
+        read = self._read(file) if settings.share else []
+        self._episodes = [
+            one
+            for one in read
+            if one.passed is not None and any(t.trained for t in one.trajectories)
+        ]
+        if read and not self._episodes:
+            raise UserError(
+                f"{self._said}: none of {len(read)} episodes has a score and sampled tokens:"
+                f" {_PLAY}"
+            )
+
+    def _read(self, file: Path) -> list[Episode]:
+        try:
+            return list(iter_episodes(file))
+        except UserError as error:
+            raise UserError(
+                f"{self._said} must be the episodes.jsonl of an evaluation or a run, or its folder"
+                f" ({error}): {_PLAY}"
+            ) from error
+
+    def refuse_others(
+        self, envs: Collection[str], held_out: Collection[str], tokenizer: Any
+    ) -> None:
+        """See that the episodes are of the run's environments, in its tokens, and of no task that
+        it is measured by.
+
+        Args:
+            envs: names of the run's environments.
+            held_out: ids of the tasks of its evaluations.
+            tokenizer: the policy's.
+
+        Raises:
+            UserError: one is not.
+        """
+        if other := sorted({one.env for one in self._episodes} - set(envs)):
+            raise UserError(
+                f"{self._said}: its episodes are of {other[0]}, and the run trains on"
+                f" {', '.join(sorted(envs))}: {_PLAY}"
+            )
+        if wrong := next((one for one in self._episodes if not _reads(tokenizer, one)), None):
+            raise UserError(
+                f"{self._said}: in the policy's tokenizer, the tokens of task {wrong.task.id!r} do"
+                " not say what was asked: take a teacher with the policy's tokenizer"
+            )
+        if known := sorted({one.task.id for one in self._episodes} & set(held_out)):
+            raise UserError(
+                f"{self._said}: {len(known)} of its tasks are held out ({known[0]!r}), and what a"
+                f" run is measured by must not train it: {_PLAY}"
+            )
+
+    def of_test_split(self) -> str:
+        """A sentence of warning where episodes are of an evaluation on held-out tasks; else ""."""
+        tested = sum(
+            one.key.phase == "eval" and one.key.run.split("/")[-2:-1] == ["test"]
+            for one in self._episodes
+        )
+        if not tested:
+            return ""
+        return (
+            f"{self._said}: {tested} of {len(self._episodes)} episodes are of held-out tasks (split"
+            f" test), so evaluations on that split will flatter the model: {_PLAY}"
+        )
+
+    def draw(self, played: Round) -> list[Episode]:
+        """As many as make their share of a round, each once as long as they last."""
+        own = sum(len(group.episodes) for group in played.trained)
+        count = round(own * self._share / (1 - self._share)) if self._episodes else 0
+        chance = random.Random(derive_seed(self._seed, "given", played.step))
+        rounds, rest = divmod(count, max(1, len(self._episodes)))
+        return [*self._episodes * rounds, *chance.sample(self._episodes, rest)]
 
 
 def with_greedy(
@@ -199,7 +323,9 @@ def with_greedy(
     due = list({group.task.id: played.tasks[group.task.id] for group in played.trained}.values())
     handle = sampler.dispatch(due, played.step, phase="greedy", group_size=1, policy=greedy)
     rewards = {group.task.id: _paid(group.episodes[0], recipe) for group in handle.gather()}
-    return with_greedy_rewards(batch, [rewards[group.task.id] for group in played.trained])
+    told = [rewards[group.task.id] for group in played.trained]
+    given = int(batch.group_E.max()) + 1 - len(told) if len(batch.group_E) else 0
+    return with_greedy_rewards(batch, told + [None] * given)
 
 
 def _paid(episode: Episode, recipe: Recipe) -> float | None:

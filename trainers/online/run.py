@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,12 +16,14 @@ from agentrl.curriculum.source import Observed, TaskSource
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.vllm_setup import refuse_missing
+from agentrl.errors import ConfigError
 from agentrl.evaluation.passk import summarize
 from agentrl.policies.base import TokenPolicy
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
+from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
@@ -33,7 +35,7 @@ from agentrl.trainers.online import best
 from agentrl.trainers.online.folder import RunFolder
 from agentrl.trainers.online.learner import Learner
 from agentrl.trainers.online.price import SideEffectPrice
-from agentrl.trainers.online.rounds import Round, Rounds, pack_round, with_greedy
+from agentrl.trainers.online.rounds import Given, Round, Rounds, pack_round, with_greedy
 from agentrl.trainers.online.tasks import RunTasks
 from agentrl.trajectory import Episode
 from agentrl.types import Message
@@ -69,6 +71,7 @@ class Run:
         engine: what the policy samples from.
         quiet: rounds in a row, up to now, without signal and without success.
         watch: sees that sampler and learner agree.
+        last: rounds after which the run ends: all, or fewer where its budget is spent.
 
     Raises:
         ConfigError: the folder holds another run, or a part cannot be had; nothing already written
@@ -96,25 +99,36 @@ class Run:
         algorithm = recipe(config.recipe, **config.loss)
         algorithm.refuse_group_size(config.group_size)
         algorithm.refuse_minibatches(config.minibatches)
+        _refuse_unweighed(config, algorithm)
+        algorithm.refuse_no_teacher()
+        self._given = Given(algorithm.teacher, config.seed)
         refuse_missing(config.engine)
-        self._price = SideEffectPrice(config.safety, found.state.get("price") if found else None)
+        self._price = SideEffectPrice(
+            config.safety, found.state.get("multiplier") if found else None
+        )
+        self._warn_of_price(config.tasks_per_step * config.group_size)
         self._guard = self._guard_of(config)
         self.tasks = RunTasks(config, self._price.around)
         for sentence in self.tasks.overlaps():
             self._warn(sentence)
         self.chat = open_chat(found.model if found else config.model, config.chat)
         self.tokenizer = self.chat.tokenizer
+        self._check_given()
         self.config = config = config.model_copy(update={"chat": config.chat.found(self.chat)})
         self.learner = Learner(config, found, self._warn, self.folder.keep)
         pad_id = self.tokenizer.pad_token_id
         self.pad_id = 0 if pad_id is None else int(pad_id)
         state = found.state if found else {}
         self.quiet: int = state.get("quiet", 0)
+        self.last = config.steps
+        self._ref_kl: float = state.get("ref_kl", 0.0)
+        self._end_beyond_budget(self.folder.start)
         refills = self.learner.recipe.refill
         self.source = source or self.tasks.source(state.get("source"), refills)
         self._parts = ExitStack()
         try:
-            self._open_sampler(engine or partial(open_engine, settings=config.engine))
+            log = path / "engine.log"
+            self._open_sampler(engine or partial(open_engine, settings=config.engine, log=log))
             self._rounds = self._open_rounds()
             self.listen("chat", in_words(self.chat))
             self.folder.open(config)  # last: a part that cannot be had leaves the folder as it was
@@ -124,6 +138,13 @@ class Run:
         except BaseException:
             self._parts.close()
             raise
+
+    def rounds_left(self) -> Iterator[int]:
+        """Numbers of the rounds to play, until the last one or until the budget is spent."""
+        step = self.folder.start
+        while step < self.last:
+            yield step
+            step += 1
 
     def play(self, step: int) -> Round:
         """Play one round.
@@ -139,7 +160,7 @@ class Run:
     def pack(self, played: Round) -> TokenBatch:
         """A round as one batch, with the rewards of greedy episodes where the recipe reads them."""
         row = self.learner.recipe
-        batch = pack_round(played, row, self.pad_id)
+        batch = pack_round(played, row, self.pad_id, self._given.draw(played))
         if played.step == self.folder.start and batch.n_tokens:
             self._warn_of_absent_rewards(played)
         if "greedy" not in row.needs:
@@ -176,6 +197,8 @@ class Run:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record the metrics of a round and show them."""
         self.listen("metrics", self.folder.log(step, metrics | self._cost))
+        self._ref_kl = metrics.get("policy/ref_kl", self._ref_kl)
+        self._end_beyond_budget(step)
 
     def save(self, step: int) -> None:
         """Write the checkpoint from which round `step` begins."""
@@ -184,8 +207,8 @@ class Run:
             state = self.learner.save(folder)
             self.tokenizer.save_pretrained(folder / "model")
             self._rounds.save(folder)
-            kept = {"quiet": self.quiet, "price": self._price.value}
-            return {**state, "source": self.source.state(), **kept}
+            kept = {"quiet": self.quiet, "multiplier": (self._price.value, self._price.integral)}
+            return {**state, "source": self.source.state(), **kept, "ref_kl": self._ref_kl}
 
         self.folder.save(step, write)
 
@@ -232,6 +255,11 @@ class Run:
         self._parts.callback(lambda: self.rollouts.run(engine.close()))
         self._parts.callback(self.rollouts.cancel)  # first: nothing may ask what is closed
         self.engine = engine
+        if config.engine.routing != "off" and not getattr(engine, "tells_routing", False):
+            raise ConfigError(
+                f"engine.routing={config.engine.routing!r}: this engine does not say which experts"
+                " it chose: leave it out"
+            )
         self.rollouts.sync(self.learner.weights(), self.folder.start)
         prompt_ids = self.chat.prompt_ids(
             [Message.user("How many letters has the word agent?")], ()
@@ -243,6 +271,32 @@ class Run:
         if not config.safety.policy:
             return None
         return guard_factory(read_policy(config.safety.policy), deterministic=True)
+
+    def _end_beyond_budget(self, step: int) -> None:
+        """End the run with this round where the policy is too far from its reference."""
+        budget = self.learner.recipe.ref_kl_budget
+        if self._ref_kl > budget and step < self.last:
+            self.last = step
+            self._warn(
+                f"policy/ref_kl is above loss.ref_kl_budget={budget}: the run ends with round"
+                f" {step}, and its checkpoint is the last; raise the budget and --resume to go on"
+            )
+
+    def _check_given(self) -> None:
+        tested = [task.id for task in self.tasks.held_out]
+        self._given.refuse_others(self.tasks.names, tested, self.tokenizer)
+        if sentence := self._given.of_test_split():
+            self._warn(sentence)
+
+    def _warn_of_price(self, episodes: int) -> None:
+        if sentence := self._price.warning(episodes):
+            self._warn(sentence)
+        found = self.folder.found
+        if found and self._price.is_bound and "multiplier" not in found.state:
+            self._warn(
+                "the checkpoint has no multiplier of safety.at_most, as another version wrote it:"
+                f" the penalty begins again at {self._price.value:g}"
+            )
 
     def _write_model(self, folder: Path) -> None:
         save_policy(self.learner.model, folder / "model")
@@ -280,3 +334,14 @@ class Run:
             said = f"no episode of round {played.step + 1} has the process rewards {absent}"
             there = sorted(given) or "none"
             self._warn(f"{said} that turn_weights names; there are {there}")
+
+
+def _refuse_unweighed(config: TrainConfig, algorithm: Recipe) -> None:
+    """Refuse rewards of turns that are computed and then not read."""
+    if unread := sorted(config.process_rewards.keys() - algorithm.turn_weights.keys()):
+        name = unread[0]
+        raise ConfigError(
+            f"process_rewards.{name}={config.process_rewards[name]} has no weight, so it would not"
+            f" train: add loss = {{turn_weights = {{{name} = 1.0}}}}, and a recipe that gives"
+            " credit by turns, as turn_grpo"
+        )

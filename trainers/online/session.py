@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.records.owner import owned
-from agentrl.records.plain import plain
+from agentrl.records.plain import as_toml, plain
 from agentrl.registry import factory
 from agentrl.report.display import EpisodeBar, console, episode_bar
 from agentrl.report.page import write_report
@@ -86,7 +86,9 @@ def train_with_display(
         run.folder.track(log_to)
         for name, (old, new) in run.folder.changed.items():
             console.print(
-                f"resumed with {name} = {new!r} (was {old!r})", highlight=False, soft_wrap=True
+                f"resumed with {name} = {as_toml(new)} (was {as_toml(old)})",
+                highlight=False,
+                soft_wrap=True,
             )
         try:
             train(run)
@@ -139,13 +141,13 @@ def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
                 plain(what), style="yellow", markup=False, highlight=False, soft_wrap=True
             )
         elif kind == "metrics":
-            console.print(describe(what, config.steps), highlight=False, soft_wrap=True)
+            console.print(round_in_words(what, config.steps), highlight=False, soft_wrap=True)
             alarm(what)
 
     return listen
 
 
-def describe(row: dict[str, Any], steps: int) -> str:
+def round_in_words(row: dict[str, Any], steps: int) -> str:
     """One round in one line."""
     shown = (
         ("reward/mean", "reward {:.3f}"),
@@ -155,6 +157,8 @@ def describe(row: dict[str, Any], steps: int) -> str:
         ("value/explained_variance", "explained {:.2f}"),
         ("policy/entropy", "entropy {:.3f}"),
         ("policy/kl", "kl {:.4f}"),
+        ("policy/ref_kl", "to the reference {:.3f}"),
+        ("policy/teacher_kl", "to the teacher {:.3f}"),
         ("length/sampled_mean", "tokens {:.0f}"),
         ("time/rollout_s", "rollout {:.1f} s"),
         ("time/update_s", "update {:.1f} s"),

@@ -24,6 +24,8 @@ from agentrl.trainers.online.rounds import MAX_DRAWS
 from agentrl.trainers.rewards import Rewards
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task
+from agentrl.verifiers.models.process_reward import ProcessRewardModel
+from agentrl.verifiers.process import with_process_rewards
 
 Make = Callable[[], ToolEnv]
 
@@ -47,8 +49,9 @@ class RunTasks:
         self, config: TrainConfig, around: Callable[[Make], Make] = lambda make: make
     ) -> None:
         self._config = config
+        judged = _by_turn(config.process_rewards)
         self._envs = [
-            [replace(part, make=around(part.make)) for part in parts]
+            [replace(part, make=judged(around(part.make))) for part in parts]
             for parts in parts_of(config.envs, getattr(config.curriculum, "levels", ()))
         ]
         self._parts = [part for parts in self._envs for part in parts]
@@ -61,6 +64,11 @@ class RunTasks:
         """Builds an environment: the one, or of several the first that needs a sandbox."""
         needing = (part.make for part in self._parts if part.make().needs_sandbox)
         return next(needing, self._parts[0].make)
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the environments, as episodes record them."""
+        return {part.make().id for part in self._parts}
 
     @property
     def turn_tokens(self) -> int:
@@ -151,7 +159,7 @@ class RunTasks:
         config = self._config
         if config.keep_best and not config.eval_every:
             raise ConfigError(
-                "keep_best=True chooses by held-out pass@1, and eval_every=0 measures none: set"
+                "keep_best=true chooses by held-out pass@1, and eval_every=0 measures none: set"
                 " eval_every as well"
             )
         for part in self._parts:
@@ -181,3 +189,20 @@ class RunTasks:
                 " eval_every=0"
             )
         return tasks
+
+
+def _by_turn(models: Mapping[Any, str]) -> Callable[[Make], Make]:
+    """What builds an environment -> the same with rewards of single turns by these models."""
+    if not models:
+        return lambda make: make
+    scorers = {form: ProcessRewardModel.load(name).scorer(form) for form, name in models.items()}
+
+    def around(make: Make) -> Make:
+        def judged() -> ToolEnv:
+            env = make()
+            env.verifier = with_process_rewards(env.verifier, scorers)
+            return env
+
+        return judged
+
+    return around

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl.engines.routing import replayed_routing
 from agentrl.errors import TrainingError
 from agentrl.trainers.algorithms.losses import by_token
 from agentrl.trainers.algorithms.regularisers import kl_k3
@@ -27,7 +28,7 @@ from agentrl.trainers.online.anchor import (
     same_dropout,
     with_anchor,
 )
-from agentrl.trainers.online.prepare import LIKELIEST
+from agentrl.trainers.online.prepare import LIKELIEST, with_teacher
 
 if TYPE_CHECKING:
     from agentrl.trainers.online.learner import Learner
@@ -54,13 +55,15 @@ def update(learner: Learner, batch: TokenBatch, step: int, log: UpdateLog) -> No
     pieces = anchored(learner, pieces, step) if own_anchor else pieces
     for number, (mini, micros) in enumerate(pieces):
         for index, micro in enumerate(micros):
-            with same_dropout(learner, step, number, index):
-                output = policy_output(learner, micro)
-            if own_anchor and number == 0:  # nothing has moved yet: its own word, bit for bit
-                micro = with_anchor(learner, micro, output.logprobs_BT.detach())
-            loss, metrics = recipe.loss(output, micro)
-            loss.backward()
-            log.micro(output, micro, metrics | _moved(learner, output, micro))
+            micro = with_teacher(learner, micro)
+            with replayed_routing(model, micro.experts_BTLK) as replay:
+                with same_dropout(learner, step, number, index):
+                    output = policy_output(learner, micro)
+                if own_anchor and number == 0:  # nothing has moved yet: its own word, bit for bit
+                    micro = with_anchor(learner, micro, output.logprobs_BT.detach())
+                loss, metrics = recipe.loss(output, micro)
+                loss.backward()
+            log.micro(output, micro, metrics | _moved(learner, output, micro), replay)
         if micros:
             norm = torch.nn.utils.clip_grad_norm_(
                 model.parameters(), config.optimizer.max_grad_norm
@@ -91,7 +94,7 @@ def policy_output(learner: Learner, micro: TokenBatch) -> PolicyOutput:
     """What the policy says about the sampled tokens, with gradient."""
     needs = learner.recipe.needs
     mode: EntropyMode = "gradient" if "entropy_gradient" in needs else "value"
-    top = LIKELIEST if needs & {"top", "anchor_top"} else 0
+    top = LIKELIEST if needs & {"top", "anchor_top", "teacher_top"} else 0
     temperature = learner.config.temperature
     said = partial(token_logprobs, learner.model, micro, temperature, entropy=mode, top=top)
     return with_router_loss(learner.model, micro, said) if "router" in needs else said()

@@ -16,7 +16,7 @@ from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, Verifier
-from agentrl.verifiers.code.hidden import FORMS, Tests, parse_python, read_hidden
+from agentrl.verifiers.code.hidden import FORMS, Tests, python_tree, read_hidden
 from agentrl.verifiers.code.mutants import mutants
 from agentrl.verifiers.code.stubs import possible, screened, stub_of
 
@@ -242,7 +242,7 @@ def _stub(task: Task) -> dict[str, str]:
 def _emptied(text: str) -> str:
     """Python text with the body of every function left out; nothing where it is not Python."""
     try:
-        module = parse_python(text)
+        module = python_tree(text)
     except ValueError:
         return ""
     for node in ast.walk(module):
@@ -254,7 +254,7 @@ def _emptied(text: str) -> str:
 def _names(text: str) -> set[str]:
     """Names that a module may define; none for a text that is not Python."""
     try:
-        nodes = list(ast.walk(parse_python(text)))
+        nodes = list(ast.walk(python_tree(text)))
     except ValueError:
         return set()
     imported = [

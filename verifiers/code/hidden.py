@@ -215,12 +215,12 @@ def _read_check(task: Task, name: str, text: Json) -> Check:
 
 def _parse(task: Task, field: str, text: str) -> ast.Module:
     try:
-        return parse_python(text)
+        return python_tree(text)
     except ValueError as error:
         raise _error(task, field, f"is not Python ({error}); mend the text") from None
 
 
-def parse_python(text: str) -> ast.Module:
+def python_tree(text: str) -> ast.Module:
     """Somebody else's Python text, read without warnings about it.
 
     Raises:

@@ -18,14 +18,14 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agentrl.verifiers.code.hidden import parse_python
+from agentrl.verifiers.code.hidden import python_tree
 from agentrl.verifiers.code.wrong import (
     TOLERANCES,
     called_name,
     errors,
     is_literal,
     is_loose,
-    options,
+    stand_ins,
 )
 
 MOST_SPOTS = 10
@@ -85,7 +85,7 @@ def mutants(text: str, seed: str) -> dict[str, tuple[Test, list[Spot]]]:
     Raises:
         ValueError: the text is not Python.
     """
-    module = parse_python(text)
+    module = python_tree(text)
     _mark_members(module)
     known = _constants(module)
     found: dict[str, tuple[Test, list[Spot]]] = {}
@@ -116,7 +116,7 @@ def composed(text: str, tests: Mapping[str, Test]) -> str:
     Comments and layout are lost, whatever is put in; so are the constants that `mutants` wrote into
     the tests, since they would tell which copy is wrong.
     """
-    module = parse_python(text)
+    module = python_tree(text)
     known = set(map(id, _constants(module).values()))
     module.body = [
         node
@@ -268,7 +268,7 @@ def _in_comparison(node: ast.Compare, rng: random.Random) -> Iterator[_Edit]:
     for index, kind in enumerate(node.ops):
         left, right = sides[index], sides[index + 1]
         if isinstance(kind, ast.Eq):
-            both = [(side, options(side, rng)) for side in (right, left)]
+            both = [(side, stand_ins(side, rng)) for side in (right, left)]
             yield next((edit for edit in both if len(edit[1]) > 1), both[0])
         elif isinstance(kind, ast.In) and isinstance(right, ast.List | ast.Tuple | ast.Set):
             yield right, _none_of(right, rng)
@@ -284,7 +284,7 @@ def _none_of(node: ast.List | ast.Tuple | ast.Set, rng: random.Random) -> list[a
     before = {repr(ast.literal_eval(item)) for item in node.elts}
     moved = []
     for item in node.elts:
-        fresh = [new for new in options(item, rng) if repr(ast.literal_eval(new)) not in before]
+        fresh = [new for new in stand_ins(item, rng) if repr(ast.literal_eval(new)) not in before]
         moved += fresh[:1]
     twin = copy.copy(node)
     twin.elts = moved
@@ -304,7 +304,7 @@ def _in_call(node: ast.Call, rng: random.Random) -> list[_Edit] | None:
         if name == "assertTrue" and _compares(node.args[0]):
             return list(_in_condition(node.args[0], rng))
         return [(node.func, [node.func, ast.Attribute(node.func.value, _TURNED[name], ast.Load())])]
-    both: list[_Edit] = [(side, options(side, rng)) for side in node.args[1::-1]]
+    both: list[_Edit] = [(side, stand_ins(side, rng)) for side in node.args[1::-1]]
     return [edit for edit in both if len(edit[1]) > 1][:1]
 
 
@@ -338,7 +338,7 @@ def _leaves(node: ast.AST, rng: random.Random) -> list[_Edit]:
         if isinstance(leaf, ast.Constant) and id(leaf) not in untouched
     ]
     leaves.sort(key=lambda leaf: (leaf.lineno, leaf.col_offset), reverse=True)
-    return [(leaf, options(leaf, rng)) for leaf in leaves]
+    return [(leaf, stand_ins(leaf, rng)) for leaf in leaves]
 
 
 def _has_choice(node: ast.AST) -> bool:

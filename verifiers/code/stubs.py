@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 
 from agentrl.types import Task
-from agentrl.verifiers.code.hidden import Cases, Hidden, Tests, parse_python, read_hidden
+from agentrl.verifiers.code.hidden import Cases, Hidden, Tests, python_tree, read_hidden
 from agentrl.verifiers.code.runner.codec import matches
 
 CONSTANTS = ("[]", "()", "{}", "0", "''", "float('nan')", "True", "None", "[[]]")
@@ -85,7 +85,7 @@ def _equals_all(hidden: Cases, returned: str) -> bool:
 def _returning(text: str, returned: str) -> str:
     """Python text whose functions return this; nothing, for a text that is not Python."""
     try:
-        module = parse_python(text)
+        module = python_tree(text)
     except ValueError:
         return ""
     for node in ast.walk(module):

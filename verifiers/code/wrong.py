@@ -77,7 +77,7 @@ def is_loose(call: ast.Call) -> bool:
     return False
 
 
-def options(node: ast.AST, rng: random.Random) -> list[ast.expr]:
+def stand_ins(node: ast.AST, rng: random.Random) -> list[ast.expr]:
     """Expressions that may stand here, the written one first; fewer than two if there are none.
 
     The order of the others goes round: each of the list, put first, would be followed by the rest.
@@ -92,7 +92,7 @@ def options(node: ast.AST, rng: random.Random) -> list[ast.expr]:
     if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
         return _inside(node, "operand", rng)
     if isinstance(node, ast.BinOp):
-        return _inside(node, "right", rng) if options(node.left, random.Random(0)) else []
+        return _inside(node, "right", rng) if stand_ins(node.left, random.Random(0)) else []
     if isinstance(node, ast.keyword):
         return _inside(node, "value", rng)
     return _made(node, rng)
@@ -194,11 +194,11 @@ def _inside(
     """The expression with one of its parts changed, whichever can be, drawn at random."""
     parts = getattr(node, field)
     if not isinstance(parts, list):
-        return [_with(node, field, other) for other in options(parts, rng)]
+        return [_with(node, field, other) for other in stand_ins(parts, rng)]
     places = list(range(len(parts)))[:count]
     rng.shuffle(places)
     for place in places:
-        found = options(parts[place], rng)
+        found = stand_ins(parts[place], rng)
         if len(found) > 1:
             return [
                 _with(node, field, [*parts[:place], other, *parts[place + 1 :]]) for other in found

@@ -1,5 +1,4 @@
-"""A scalar-head transformers model as a verifier. Torch is imported when one is made, and nowhere
-else in this room.
+"""A scalar-head transformers model as a verifier.
 
 A learned reward is a proxy: it is bounded here, and it is never the only reward of an environment
     that has tests.
@@ -7,18 +6,17 @@ A learned reward is a proxy: it is bounded here, and it is never the only reward
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl.aio import run_in_thread
 from agentrl.chat.tokens import Chat
 from agentrl.errors import ConfigError, VerifierError
 from agentrl.types import Message, Score
 from agentrl.verifiers.base import Submission
+from agentrl.verifiers.models.batches import Batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,22 +89,12 @@ class RewardModel:
             raise ConfigError(
                 f"num_labels={labels} of the reward model must be 1: it needs a scalar head"
             )
-        pad = tokenizer.pad_token_id
-        if not isinstance(pad, int):
-            raise ConfigError(
-                "the reward model's tokenizer has no padding token: set tokenizer.pad_token"
-            )
-        model.config.get_text_config().pad_token_id = pad
-        self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
-        self._model = model.eval()
+        self._batches = Batches(model, tokenizer, max_tokens, max_batch)
+        self.max_tokens = self._batches.max_tokens
         self._template = Chat(tokenizer).template
-        self._pad = pad
         self._bound = bound
-        self._max_batch = max_batch
         self._combine = combine
         self._std_weight = std_weight
-        self._waiting: list[_Request] = []
-        self._busy: asyncio.Task[None] | None = None
 
     @classmethod
     def load(cls, folder: str | Path, **options: Any) -> RewardModel:
@@ -165,48 +153,10 @@ class RewardModel:
         return tuple(self._template.encode(self._template.render(messages, generation=False)))
 
     async def _raw(self, ids: tuple[int, ...]) -> list[float]:
-        reply: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(ids, reply))
-        if self._busy is None or self._busy.done():
-            self._busy = asyncio.get_running_loop().create_task(self._run())
-        return await reply
-
-    async def _run(self) -> None:
-        """Score what is waiting, until nothing is; rows of similar length go together."""
-        await asyncio.sleep(0)  # lets gradings that start in this turn of the loop join the batch
-        while self._waiting:
-            due, self._waiting = sorted(self._waiting, key=lambda request: len(request.ids)), []
-            for start in range(0, len(due), self._max_batch):
-                await self._answer([request for request in due[start : start + self._max_batch]])
-
-    async def _answer(self, rows: Sequence[_Request]) -> None:
-        try:
-            raws = await run_in_thread(lambda: self._forward([request.ids for request in rows]))
-        except Exception as cause:  # noqa: BLE001 - handed to every grading that waits for this batch
-            for request in rows:
-                if not request.reply.done():
-                    request.reply.set_exception(VerifierError(f"the reward model failed: {cause}"))
-            return
-        for request, raw in zip(rows, raws, strict=True):
-            if not request.reply.done():
-                request.reply.set_result(raw)
+        heads: list[float] = await self._batches.ask(ids)
+        return heads
 
     def _forward(self, rows: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Raw rewards of B rows by each head, padded on the right."""
-        import torch
-
-        width = max(map(len, rows))
-        ids_BT = torch.tensor([[*row, *[self._pad] * (width - len(row))] for row in rows])
-        attention_BT = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-        device = self._model.device
-        with torch.inference_mode():
-            logits_BK = self._model(
-                input_ids=ids_BT.to(device), attention_mask=attention_BT.to(device)
-            ).logits
-        raws: list[list[float]] = logits_BK.float().tolist()
+        """Raw rewards of B rows by each head."""
+        raws: list[list[float]] = self._batches.forward(rows)
         return raws
-
-
-class _Request(NamedTuple):
-    ids: tuple[int, ...]
-    reply: asyncio.Future[list[float]]

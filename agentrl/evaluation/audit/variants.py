@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentrl.types import Json, Task, literal
-from agentrl.verifiers.code.hidden import parse_python
+from agentrl.verifiers.code.hidden import python_tree
 
 _TABLES = {"results", "expected", "outputs", "answers"}
 _EXPECTED = ("answer", "expected", "target")
@@ -100,12 +100,12 @@ def _wrong_texts(text: str) -> list[str]:
     places.
     """
     try:
-        count = len(_expectations(parse_python(text)))
+        count = len(_expectations(python_tree(text)))
     except ValueError:
         return []
     found = []
     for index in _spread(count):
-        module = parse_python(text)
+        module = python_tree(text)
         node, put = _expectations(module)[index]
         put(ast.parse(repr(wrong_value(ast.literal_eval(node))), mode="eval").body)
         found.append(ast.unparse(module))
@@ -216,7 +216,7 @@ def _loud_tests(tests: Mapping[str, str], canary: str) -> dict[str, str]:
 def _with_message(text: str, message: str) -> str:
     """Python text whose assertions all fail with the message; empty if it has none."""
     try:
-        module = parse_python(text)
+        module = python_tree(text)
     except ValueError:
         return ""
     asserts = [node for node in ast.walk(module) if isinstance(node, ast.Assert)]
@@ -290,7 +290,7 @@ def shown_examples(task: Task) -> dict[str, list[_Call]]:
 
 def _in_code(text: str) -> Iterator[tuple[str, _Call]]:
     try:
-        nodes = list(ast.walk(parse_python(text)))
+        nodes = list(ast.walk(python_tree(text)))
     except ValueError:
         return
     for node in nodes:

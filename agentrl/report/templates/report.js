@@ -81,7 +81,7 @@
     truncated: (episode) => episode.ending === "truncated",
     infra: (episode) => episode.ending === "failed",
   };
-  const PICKS = ["any", "first step", "last step", "top reward", "lowest reward", "held-out", "random"];
+  const PICKS = ["any", "first step", "last step", "top reward", "lowest reward", "held-out", "side effect", "stopped", "random"];
   const picked = (name) => (episode) => name === "any" || episode.tags.includes(name);
 
   function visible() {
@@ -166,11 +166,31 @@
     for (const [name, text] of Object.entries(episode.artifacts)) {
       box.append(el("details", {}, el("summary", {}, "artifact " + name), el("pre", {}, text)));
     }
+    for (const row of safetyView(episode)) box.append(row);
     const effects = episode.side_effects && Object.entries(episode.side_effects);
     if (!effects) box.append(el("p", {}, "Side effects: not measured."));
     else if (!effects.length) box.append(el("p", {}, "Side effects: none."));
-    else box.append(el("details", {}, el("summary", {}, `side effects (${effects.length})`), pairs(effects)));
+    else box.append(el("details", { open: "" }, el("summary", {}, `side effects (${effects.length})`), pairs(effects)));
     return box;
+  }
+
+  // What a guard decided, and text that was injected.
+
+  function safetyView(episode) {
+    const rows = [], attack = episode.injection;
+    if (attack) {
+      const end = attack.reached ? "reached" : attack.exposed ? "seen, not reached" : "not seen";
+      rows.push(el("details", {}, el("summary", {}, `injected text, goal ${attack.goal}: ${end}`), el("pre", {}, attack.payload)));
+    }
+    if (!episode.events.length) return rows;
+    const cells = episode.events.map((event) => el("tr", { class: event.verdict },
+      ...[`${event.turn}.${event.index}`, event.tool, event.effect, event.verdict, event.rule || "(none)", event.taint.join(", "), event.by].map((text) => el("td", {}, text))));
+    const head = ["turn.call", "tool", "effect", "decision", "rule", "text that came from", "asked"].map((text) => el("th", {}, text));
+    const stopped = episode.events.filter((event) => event.verdict !== "allow").length;
+    rows.push(el("details", { open: stopped ? "" : false }, el("summary", {}, `decisions of the safety policy (${episode.events.length}, ${stopped} not simply allowed)`),
+      el("div", { class: "scroll" }, el("table", { class: "decisions" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...cells)))));
+    if (episode.events_cut) rows.push(el("p", { class: "cut" }, `${episode.events_cut} more decisions are not shown.`));
+    return rows;
   }
 
   // The tokens: colour says who wrote them, underline says whether they train.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import tempfile
@@ -100,6 +101,10 @@ def test_the_contract_holds_in_a_remapped_user_namespace(short_path):
         assert private.api().containers(all=True) == []
 
 
+# The SDK leaves its socket to the garbage collector where the daemon refuses the connection.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a daemon")
 def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(short_path):
     async def main():
@@ -131,3 +136,4 @@ def test_a_daemon_that_crashes_and_comes_back_costs_episodes_and_nothing_else(sh
         assert NAP not in subprocess.check_output(["ps", "-eo", "args"], text=True)
 
     asyncio.run(main())
+    gc.collect()  # here, and not in a later test

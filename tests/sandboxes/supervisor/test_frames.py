@@ -19,6 +19,7 @@ from agentrl.sandboxes.supervisor.frames import (
     HEADER,
     MAX_FIELDS,
     MAX_FRAME,
+    PROTOCOL,
     FrameDecoder,
     FrameError,
     encode,
@@ -219,7 +220,7 @@ def test_get_takes_only_what_was_asked_for():
 def test_a_supervisor_that_cannot_protect_itself_is_refused():
     async def main():
         peer = FakePeer()
-        peer.other.send(encode(1, [b"ok", b"2", b"0", b"1", b"0", b"0"]))
+        peer.other.send(encode(1, [b"ok", b"%d" % PROTOCOL, b"0", b"1", b"0", b"0"]))
         place = Place(
             area="/x", private=True, demands=frozenset({"traceless", "adopts", "limited"})
         )

@@ -20,7 +20,7 @@ from agentrl.errors import SandboxLost
 from agentrl.sandboxes import BubblewrapBackend, SandboxLimits, supervised
 from agentrl.sandboxes.base import Snapshot, SnapshotEntry
 from agentrl.sandboxes.contract.room import sh
-from agentrl.sandboxes.supervisor import files, snapshot
+from agentrl.sandboxes.supervisor import files, manifest, snapshot
 from agentrl.sandboxes.supervisor.frames import Fatal
 
 NAMES = st.one_of(
@@ -188,6 +188,23 @@ def test_a_tree_that_is_too_deep_or_wide_is_an_error(monkeypatch):
             snapshot.take(source, 1 << 20)
 
 
+def test_all_places_share_one_limit_of_entries(monkeypatch):
+    """Work area and other places together: each alone is under it, and the answer fits a frame."""
+    monkeypatch.setattr(files, "MANIFEST_ENTRIES", 10)
+    with folder() as work, folder() as other:
+        for place, count in ((work, 4), (other, 3)):
+            plant(place, {b"f%d" % n: ("file", 0o644, b"x") for n in range(count)})
+        assert len(manifest.everywhere(work, {b"/box": other})) == 5 * 9
+        plant(other, {b"g%d" % n: ("file", 0o644, b"x") for n in range(3)})
+        with pytest.raises(OSError, match=r"over 10 entries .* in the places that commands can"):
+            manifest.everywhere(work, {b"/box": other})
+        assert len(manifest.manifest(work)) == 5 * 4 and len(manifest.manifest(other)) == 5 * 6
+        monkeypatch.setattr(files, "MANIFEST_ENTRIES", 100)
+        monkeypatch.setattr(files, "MANIFEST_BYTES", 9)
+        with pytest.raises(OSError, match="MB of files"):
+            manifest.everywhere(work, {b"/box": other})
+
+
 @pytest.mark.parametrize("fields", [[b"."], [b"a", b"fifo", b"1", b""], [b"a", b"file", b"1"]])
 def test_entries_that_are_none_are_refused(fields):
     with folder() as target, pytest.raises(Fatal):
@@ -227,10 +244,10 @@ def test_a_fork_in_the_middle_of_an_episode(bubblewrap):
         for step in ("echo 2 >> state", "rm -r built", "chmod 0 built; touch new"):
             await sh(box, step)
             outcomes.append((await box.snapshot()).digest)
+            await session.run("cd built; x=1")
             await box.restore(middle)
-            with pytest.raises(OSError, match="session is over"):
-                await session.run("true")
-            session = await box.open_session()
+            assert not session.alive
+            assert (await session.run("echo $x.")).stdout == b".\n", "the old shell lives on"
             assert (await session.run("cat state built/out")).stdout == b"1\nresult\n"
             assert (await box.snapshot()).digest == middle.digest
         assert len({middle.digest, *outcomes}) == 4

@@ -78,7 +78,7 @@ WRONG = [
     ({"surrogate": {"clip_hihg": 0.3}}, "did you mean 'clip_high'?"),
     ({"surrogate": {"epsilon": 0.3}}, "TRL's epsilon is loss.clip_low and loss.clip_high here"),
     ({"surrogate": {"clip_high": "0.3"}}, "surrogate.clip_high='0.3' must be a number >= 0"),
-    ({"surrogate": {"clip_high": True}}, "surrogate.clip_high=True must be a number >= 0"),
+    ({"surrogate": {"clip_high": True}}, "surrogate.clip_high=true must be a number >= 0"),
     ({"surrogate": {"dual_clip": 1.0}}, "dual_clip=1.0 must be above 1"),
     ({"surrogate": 3}, "surrogate=3 must be a name or a table"),
     ({"surrogate": ["ppo_clip"]}, "surrogate=['ppo_clip'] must be a name or a table"),
@@ -89,7 +89,7 @@ WRONG = [
         "that is an option of constant, not of token: leave it out where that is named",
     ),
     ({"aggregate": {"name": "token", "tokens": 5}}, "token has no options"),
-    ({"corrections": {"tis_high": 2.0}}, "corrections={'tis_high': 2.0} says no name"),
+    ({"corrections": {"tis_high": 2.0}}, "corrections={tis_high = 2.0} says no name"),
     (
         {"regularisers": [{"name": "kl_penalty", "kl_coef": coef} for coef in (0.1, 0.2)]},
         "regularisers names kl_penalty twice: keep one",

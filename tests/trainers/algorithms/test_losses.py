@@ -254,7 +254,7 @@ def test_recipes_are_looked_up_by_name_and_take_settings():
         ("grpo", {"kl_coef": -1.0}, "kl_coef=-1.0"),
         ("grpo", {"clip_low": math.nan}, "clip_low=nan"),
         ("dr_grpo", {"norm_tokens": 0}, "norm_tokens=0"),
-        ("grpo", {"clip_low": True}, "clip_low=True must be a number"),
+        ("grpo", {"clip_low": True}, "clip_low=true must be a number"),
         ("grpo", {"norm_tokens": 5}, "no setting 'norm_tokens': it belongs to dr_grpo"),
         ("grpo", {"filter_groups": 1}, "filter_groups=1"),
         ("GRPO", {}, "did you mean 'grpo'"),

@@ -34,6 +34,7 @@ ages.
 BESIDE = {
     "overlong_tokens": {"overlong_cache": 4},
     "overlong_cache": {"overlong_tokens": 4100},
+    "gkd_beta": {"gkd_coef": 0.3},
     "kl_estimator": {"kl_coef": 0.3},
     "kl_ratio": {"kl_coef": 0.3},
     "entropy_kappa": {"entropy_alpha": 9.0},

@@ -56,6 +56,7 @@ OPEN = {
     "clip_cov": {"bounds": COVARIANCES},
     "kl_cov": {"share": SHARE},
     "vapo": {"alpha": ALPHA},
+    "distill": {"gamma": 0.5},
 }
 """What papers leave open, and numbers that fit episodes of a few tokens."""
 TRIED = {
@@ -64,6 +65,7 @@ TRIED = {
     "clip_cov": {"cov_share": 1.0, "cov_low": COVARIANCES[0], "cov_high": COVARIANCES[1]},
     "kl_cov": {"kl_cov_share": SHARE},
     "vapo": {"length_alpha": ALPHA},
+    "distill": {"teacher_gamma": 0.5},
 }
 """The latter as settings."""
 SMALL = {"overlong_tokens": 4, "overlong_cache": 2}
@@ -100,7 +102,9 @@ def ours(name: str, **more) -> Recipe:
 def round_of(row: Recipe, drawn, cuts=frozenset()) -> tuple[list[Group], Episodes, Tensor]:
     """A round as we have it and as papers see it, and what the policy says in it."""
     groups, table_V4 = groups_of(drawn, cuts), policy()
-    known = filled(pack(groups, PAD), groups, {"reference", "critic", "entropy", "greedy"})
+    known = filled(
+        pack(groups, PAD), groups, {"reference", "teacher", "critic", "entropy", "greedy"}
+    )
     episodes = episodes_of(groups, known, table_V4, row.turn_weights.get("step", 0.0))
     return groups, with_signal(episodes) if row.refill else episodes, table_V4
 
@@ -166,6 +170,7 @@ def token_of(name: int, batch: TokenBatch, table_V4: Tensor) -> Token:
     fields = {
         "old": batch.old_logprobs_BT,
         "ref": batch.ref_logprobs_BT,
+        "teacher": batch.teacher_logprobs_BT,
         "value": batch.values_BT,
         "entropy": batch.entropy_BT,
     }

@@ -21,6 +21,7 @@ from recipe_checks import (
     louder_twice,
 )
 
+from agentrl.engines.loading import load_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.catalogue.places import ADDABLE, SURROGATES
 from agentrl.trainers.algorithms.made_up import made_up
@@ -29,6 +30,7 @@ from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.models.distributed import idle
+from agentrl.trainers.models.tiny import build_model
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run
 
@@ -77,6 +79,8 @@ FIELDS = {
     "entropy_gradient": ("output.entropy_BT",),
     "top": ("output.top_logprobs_BTK",),
     "router": ("output.router_loss",),
+    "teacher": ("teacher_logprobs_BT",),
+    "teacher_top": ("teacher_top_logprobs_BTK", "output.top_logprobs_BTK"),
     "anchor_top": ("top_ids_BTK", "top_logprobs_BTK", "output.top_logprobs_BTK"),
 }
 
@@ -290,7 +294,10 @@ def test_a_run_has_what_a_recipe_needs(name, model, tmp_path):
         "deterministic": True,
         "eval_every": 0,
     }
-    critic = {"critic": {"warmup": 0}} if "critic" in RECIPES[name].needs else {}
-    with Run(check_config(fixed | {"loss": critic}, "test"), tmp_path / "run") as opened:
+    loss = {"critic": {"warmup": 0}} if "critic" in RECIPES[name].needs else {}
+    if "teacher" in RECIPES[name].needs:
+        other = build_model(tmp_path / "teacher", load_tokenizer(model), width=32, seed=1)
+        loss |= {"teacher": {"model": str(other)}}
+    with Run(check_config(fixed | {"loss": loss}, "test"), tmp_path / "run") as opened:
         train(opened)
         assert opened.folder.history()[-1]["policy/updates"] > 0

@@ -24,7 +24,9 @@ from agentrl.types import EndReason, Score
 EVERY = pytest.mark.parametrize("name", RECIPES)
 BY_TURN = {"otb", "reinforce++", "turn_grpo", "turn_ppo", "gigpo", "ppo", "ppo_penalty", "vapo"}
 """Recipes that tell turns apart; the others add process rewards up."""
-BESIDE_SIBLINGS = {"reinforce", "reinforce++", "remax", "ppo", "ppo_penalty", "turn_ppo", "vapo"}
+BESIDE_SIBLINGS = {
+    *("reinforce", "reinforce++", "remax", "ppo", "ppo_penalty", "turn_ppo", "vapo", "distill"),
+}
 """Recipes that a group of equal rewards still teaches something, if it is not left out."""
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from trainer_cases import branch, episode, tiny_model
 
-from agentrl.trainers.batch import in_parts, pack
+from agentrl.trainers.batch import pack
 from agentrl.trainers.models import head
 from agentrl.trainers.models.head import Reading, _to_logits, project, read_logits
-from agentrl.trainers.models.scoring import frozen_logprobs, token_logprobs
+from agentrl.trainers.models.scoring import frozen_logprobs, in_parts, token_logprobs
 from agentrl.trajectory import Group
 
 

@@ -4,18 +4,16 @@ table of the docs.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from trainer_cases import PAD, batch_of, branch, episode, group
 
 from agentrl.evaluation.passk import summarize
-from agentrl.trainers.algorithms.filtering import filtered
+from agentrl.trainers.algorithms.recipe import alone
 from agentrl.trainers.batch import pack
-from agentrl.trainers.observe import batch_metrics, metrics, parity
+from agentrl.trainers.observe import batch_metrics, metrics
 from agentrl.trainers.observe.batch_metrics import (
     gradient_metrics,
     lost_reward_metrics,
@@ -36,7 +34,6 @@ from agentrl.trajectory import Counts, Group
 from agentrl.types import EndReason, Message, ToolCall
 
 CUT = EndReason.MAX_TOKENS
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "trainers.md"
 
 
 def round_of(*ends_and_rewards, task="t"):
@@ -300,7 +297,7 @@ def test_reward_of_tokens_that_do_not_train():
     halves = list(packed.minibatches(2, seed=0))
     assert lost_reward_metrics(packed, halves)["reward/lost_share"] == 0
     assert lost_reward_metrics(packed, halves[:1])["episodes/untrained"] == 0.5
-    dropped = lost_reward_metrics(packed, [filtered(packed, lambda batch: batch)])
+    dropped = lost_reward_metrics(packed, [alone(packed, packed.signal_E, lambda batch: batch)])
     assert dropped == pytest.approx(
         {"episodes/untrained": 0.5, "reward/lost_share": 2 / 3, "reward/lost_mean": 1.0}
     )
@@ -339,43 +336,6 @@ def test_rows_and_padding_change_no_batch_metric():
         lambda one: lost_reward_metrics(batch, [one]),
     ):
         assert measure(turned) == pytest.approx(measure(batch))
-
-
-def test_every_metric_stands_in_the_table_of_the_docs():
-    rows = re.findall(
-        r"^\| ((?:`[^`]+/[^`]+`(?:, )?)+) \| ([^|]+) \| .+ \|$", DOCS.read_text(), re.M
-    )
-    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
-    known = re.compile("|".join(re.sub(r"<\w+>", ".+", name.replace(".", r"\.")) for name in names))
-    batch = batch_of(group(1.0, 0.0, 1.0), group(0.0, 0.0, task="u"))
-    parts = [parity.trained_tokens(_Said(batch.old_logprobs_BT + 0.1), batch)]
-    call = ToolCall("add", {}, "1")
-    said = replace(
-        episode(messages=(Message.assistant("", call), Message.tool("3", call))),
-        counts=Counts(tool_calls=1),
-    )
-    found = (
-        rollout_metrics([Group((said,)), group(1.0, 0.0)])
-        | repeat_metrics([group(1.0)], ())
-        | RoundDraws([group(0.0)], [], [group(1.0, 0.0)], [], []).metrics()
-        | system_metrics([], waited_s=1, round_s=1, queue=0)
-        | held_out_metrics(summarize([episode(), episode(sample=1)], (1, 2)))
-        | token_metrics(batch)
-        | gradient_metrics([batch])
-        | staleness_metrics(batch, 4)
-        | lost_reward_metrics(batch, [])
-        | parity.gap_metrics(parts)
-        | parity.ratio_metrics(parts)
-    )
-    assert not [name for name in found if not known.fullmatch(name)]
-    assert len(found) > 60 and batch_metrics.TURNS == 8
-
-
-class _Said:
-    """As much of a policy output as is read."""
-
-    def __init__(self, logprobs_BT):
-        self.logprobs_BT = logprobs_BT
 
 
 # Defects that the checks above must see

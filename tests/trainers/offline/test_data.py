@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,8 @@ def test_labels_and_conversations() -> None:
         ({"messages": [{"role": "robot", "content": "A"}]}, "role 'robot' is none of"),
         ({"text": "A"}, "no form of data is known with the keys text"),
         ({"prompt": "Hi?", "responses": [{"text": "A"}]}, "a response has no number"),
+        (PAIR_FORMS["text"] | {"margin": math.nan}, "margin=nan must be a finite number"),
+        (PAIR_FORMS["text"] | {"margin": "big"}, "margin='big' must be a finite number"),
     ],
 )
 def test_bad_rows_say_what_is_wrong(row: dict[str, Any], said: str) -> None:
@@ -155,6 +158,22 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "sft.jsonl", [{"prompt": "A", "response": "B"}])
     with pytest.raises(UserError, match=r"no pairs in .*1 examples of another kind"):
         read_examples([path], "pairs")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", b"{torn"),
+        ("a.json", b"3"),
+        ("a.jsonl", b"\xff\xfe"),
+        ("a.jsonl.gz", b"no gzip"),
+        ("a.parquet", b"no table"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} cannot be read as "):
+        read_examples([tmp_path / name], "pairs")
 
 
 def test_labels_of_one_kind_are_refused(tmp_path: Path) -> None:
@@ -280,3 +299,19 @@ def test_public_files_are_read(name: str, data_dir: Path) -> None:
     )
     assert len(found) == count
     assert bool(counts.skipped) == name.startswith("pandalm")
+
+
+def test_a_folder_that_a_command_wrote_stands_for_its_file(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}]
+    write_rows(tmp_path / "labels.jsonl", [{"messages": said, "opening": 1, "labels": [0.5]}])
+    (steps,), _ = read_examples([tmp_path], "steps")
+    assert steps.labels == (0.5,)
+    with EpisodeWriter(tmp_path / "episodes.jsonl") as writer:
+        for number, value in enumerate((1.0, 0.0)):
+            one = make_episode(value, sample=number, trajectories=(make_branch(2, (2, 0)),))
+            writer.write(replace(one, messages=(ASKED, Message.assistant(str(number)))))
+    labels, counts = read_examples([tmp_path], "labels")
+    assert [one.desirable for one in labels] == [True, False] and counts.rows == 2
+    assert len(read_examples([tmp_path], "steps")[0]) == 1
+    with pytest.raises(UserError, match="cannot be read as a saved dataset"):
+        read_examples([tmp_path.parent], "steps")

@@ -86,6 +86,7 @@ def check(folder, path, compute, recipes):
     for name in recipes:
         loss = {"critic": {"warmup": 0}} if "critic" in RECIPES[name].needs else {}
         loss |= {"reset_every": 0} if RECIPES[name].reset_every else {}
+        loss |= {"teacher": {"model": str(folder)}} if "teacher" in RECIPES[name].needs else {}
         config = settings(folder, compute=compute, recipe=name, loss=loss)
         found[name] = first_step(config, groups, pad_id)
     assert {name: clipped(row) for name, row in found.items() if not clipped(row) <= MOST} == {}

@@ -72,5 +72,5 @@ def test_a_run_keeps_its_best_model_and_a_resumed_one_the_same(model, tmp_path):
 
 
 def test_it_needs_evaluations(model, tmp_path):
-    with pytest.raises(ConfigError, match=r"keep_best=True .* set eval_every as well"):
+    with pytest.raises(ConfigError, match=r"keep_best=true .* set eval_every as well"):
         run(settings(model, keep_best=True, eval_every=0), tmp_path / "a")

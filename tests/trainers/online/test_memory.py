@@ -62,12 +62,16 @@ def test_weights_gradients_and_optimizer_by_hand(whole):
 
 def test_other_models_add_and_their_precision_counts(whole):
     config, policy = config_of(shape()), whole.models["policy"]
-    more = plan(config, WORK, reference=True, critic=config)
-    assert more.models == dict.fromkeys(("policy", "reference", "critic"), policy)
+    more = plan(config, WORK, frozen={"reference": config, "teacher": config}, critic=config)
+    assert more.models == dict.fromkeys(("policy", "reference", "teacher", "critic"), policy)
     assert more.resident["critic's optimizer"] == whole.resident["optimizer"]
     assert (more.update, more.gradients) == (whole.update, whole.gradients)  # one after the other
     low = plan(
-        config, WORK, compute=Compute(dtype="bfloat16"), optimizer="adamw8bit", reference=True
+        config,
+        WORK,
+        compute=Compute(dtype="bfloat16"),
+        optimizer="adamw8bit",
+        frozen={"reference": config},
     )
     assert low.models["policy"] == policy
     assert low.models["reference"] == pytest.approx(policy / 2, rel=0.01)
@@ -232,7 +236,8 @@ def measured(row):
 
 def holds(model, work, row_tokens, *, checkpointing=False):
     compute = Compute(gradient_checkpointing=checkpointing)
-    found = plan(config_of(model), work, compute=compute, reference=checkpointing)
+    frozen = {"reference": config_of(model)} if checkpointing else None
+    found = plan(config_of(model), work, compute=compute, frozen=frozen)
     row = {"model": model, "work": vars(work), "row_tokens": row_tokens}
     really = measured(row | {"checkpointing": checkpointing, "reference": checkpointing})
     assert found.peak == pytest.approx(next(iter(really.values())), rel=0.15), found.row()

@@ -115,7 +115,7 @@ def test_settings_of_a_critic_are_the_recipes(tmp_path, model):
         (
             "grpo",
             {"warmup": 3},
-            r"recipe grpo has no critic: leave critic=\{'warmup': 3\} out, or use one of turn_ppo",
+            r"recipe grpo has no critic: leave critic=\{warmup = 3\} out, or use one of turn_ppo",
         ),
         (
             "ppo",

@@ -20,22 +20,66 @@ def round_of(*effects):
     return [Group(tuple(episodes))]
 
 
-def test_a_fixed_penalty_stays_and_a_multiplier_follows_the_rate():
+def test_a_fixed_penalty_stays():
     fixed = SideEffectPrice(SafetySettings(penalty=0.2))
     fixed.observe(round_of({"a": "added"}, {}))
     assert fixed.value == 0.2 and fixed.metrics() == {"safety/penalty": 0.2}
-    moving = SideEffectPrice(SafetySettings(penalty=0.2, at_most=0.1))
-    seen = []
-    for effects in ([{"a": "added"}, {}], [{"a": "added"}] * 2, [{}, {}], [None, None]):
-        moving.observe(round_of(*effects))
-        seen.append(moving.value)
-    assert seen == pytest.approx([0.4, 0.85, 0.8, 0.8])  # 0.2 + 0.5 (rate - 0.1); unmeasured: as is
-    for _ in range(30):
-        moving.observe(round_of({"a": "added"}))
-    assert moving.value == 1.0
-    assert SideEffectPrice(SafetySettings(at_most=0.1)).value == 1.0  # from 0 it comes too late
-    assert SideEffectPrice(SafetySettings(at_most=0.1), 0.7).value == 0.7  # from a checkpoint
     assert SideEffectPrice(SafetySettings()).metrics() == {}
+    assert SideEffectPrice(SafetySettings(penalty=0.2), (0.7, 0.7)).value == 0.2
+
+
+CLEAN, CHANGED = {}, {"a": "added"}
+
+
+def test_a_multiplier_follows_the_upper_bound_of_the_rate():
+    """Wilson's upper bounds (z = 1.6449): 2 of 100 is 0.05865, 20 of 100 is 0.27330."""
+    price = SideEffectPrice(SafetySettings(at_most=0.1))
+    seen = [(price.value, price.integral)]
+    for changed in (2, 20):
+        price.observe(round_of(*[CHANGED] * changed, *[CLEAN] * (100 - changed)))
+        seen.append((price.value, price.integral))
+    low, high = 1 + 0.5 * (0.05865 - 0.1), 1 + 0.5 * (0.05865 + 0.27330 - 0.2)
+    assert seen[0] == (2.0, 1.0)  # before the first round nothing is known
+    assert seen[1] == pytest.approx((low, low), abs=1e-5)
+    assert seen[2] == pytest.approx((2.0, high), abs=1e-5)  # 10 (0.273 - 0.1) is over the cap
+
+
+def test_a_multiplier_stays_where_nothing_was_measured_and_between_its_ends():
+    price = SideEffectPrice(SafetySettings(penalty=0.2, at_most=0.1))
+    price.observe(round_of(None, None))
+    assert (price.value, price.integral) == (2.0, 0.2)
+    for _ in range(40):
+        price.observe(round_of(*[CLEAN] * 100))
+    assert (price.value, price.integral) == (0.0, 0.0)
+    price.observe(round_of(*[CHANGED] * 12, *[CLEAN] * 88))
+    assert price.value > 0.8, "what was forgotten is back in one round"
+    for _ in range(40):
+        price.observe(round_of(*[CHANGED] * 100))
+    assert (price.value, price.integral) == (2.0, 2.0)
+
+
+def test_a_bound_that_no_round_can_be_seen_to_hold_is_told():
+    """Wilson's upper end at 0 of n is z²/(n + z²), z² = 2.7055: 0.0779 of 32, 0.0264 of 100."""
+    price = SideEffectPrice(SafetySettings(at_most=0.05))
+    assert price.warning(100) == ""
+    assert price.warning(32).endswith(
+        "is 0.078, so the penalty only rises, up to 2: set at_most above 0.078, or play at least 52"
+        " (tasks_per_step · group_size)"
+    )
+    assert price.warning(52) == "" and price.warning(51)
+    assert SideEffectPrice(SafetySettings(at_most=0.0)).warning(32).endswith("above 0.078")
+    assert SideEffectPrice(SafetySettings(penalty=0.5)).warning(1) == ""
+    price.observe(round_of(*[CLEAN] * 32))
+    assert price.integral > 1, "and rises it does"
+
+
+def test_a_checkpoint_keeps_the_multiplier():
+    price = SideEffectPrice(SafetySettings(at_most=0.1))
+    price.observe(round_of(*[CLEAN] * 100))
+    again = SideEffectPrice(SafetySettings(at_most=0.1), (price.value, price.integral))
+    for one in (price, again):
+        one.observe(round_of(*[CHANGED] * 5, *[CLEAN] * 95))
+    assert (price.value, price.integral) == (again.value, again.integral)
 
 
 def test_the_penalty_moves_the_reward_and_never_the_verdict():

@@ -37,7 +37,7 @@ FILE = Path(grpo.__file__)
 BREAKING = f"{TOYS}:Breaking"
 SMALL = {"operations": 1, "largest": 10}
 TOY = {"tasks_per_step": 4, "group_size": 4, "learning_rate": 1e-2, "steps": 4}
-SPLIT = {"minibatches": 3, "micro_tokens": 200, "temperature": 0.9}
+SPLIT = {"minibatches": 2, "micro_tokens": 600, "temperature": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,8 @@ def test_awkward_episodes_have_the_gradient_of_the_recipe(model, minibatches, mi
             loss.backward()
             losses.append(loss.item())
         take(losses, theirs)
-    episodes = [rows for group in awkward() for rows in grpo.with_advantages(group)]
+    groups = enumerate(awkward())
+    episodes = [(g, rows) for g, group in groups for rows in grpo.with_advantages(group)]
     for mini in grpo.minibatches(episodes, 2, chosen):
         losses = []
         for micro in grpo.micro_batches(mini, micro_tokens):

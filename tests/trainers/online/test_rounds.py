@@ -12,6 +12,7 @@ from recipe_cases import filled
 from scripted_rounds import LOST, MIXED, WON, Scripted, played
 from trainer_cases import PAD, quick
 
+from agentrl.engines.routing import Replay
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import PolicyOutput
 from agentrl.trainers.observe.batch_metrics import staleness_metrics
@@ -123,7 +124,7 @@ def test_the_parity_gate_judges_tokens_of_this_version_alone():
 
     log = UpdateLog(batch, batch, 1, Gate())
     loss = {"loss": 0.0, "scored": 1.0, "ratio_max": 1.0, "approx_kl": 0.0}
-    log.micro(said, batch, loss)
+    log.micro(said, batch, loss, Replay())
     log.mini(batch, 1.0)
     assert asked["parity/gap_max"] == 0 and asked["tokens"] == int((batch.mask_BT & ~old_BT).sum())
     assert log.metrics(dict)["ratio/raw_p01"] == pytest.approx(0.1353, abs=1e-3), (

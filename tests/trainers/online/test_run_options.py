@@ -81,6 +81,8 @@ OWN = {
     "reward_clip": ({}, {"reward_clip": 0.5}),
     "epochs": ({}, {"epochs": 2}),
     "kl_budget": ({}, {"kl_budget": 1e-7}),
+    "ref_kl_budget": (KL, KL | {"ref_kl_budget": 1e-9}),
+    "ref_kl_target": (KL, KL | {"ref_kl_target": 1e-9}),
     "entropy_target": ({}, {"entropy_target": 9.0}),
     "reset_every": (KL, KL | {"reset_every": 1}),
     "reference_decay": (KL, KL | {"reference_decay": 0.5}),
@@ -110,6 +112,7 @@ FIELDS = {
     "curriculum": {"sampler": "uniform", "pool": 20},
 }
 ELSEWHERE = {
+    "process_rewards",
     "env",
     "env_settings",
     "model",

@@ -25,6 +25,7 @@ from agentrl.trainers.config import (
     validated,
     write_config,
 )
+from agentrl.trainers.online.session import round_in_words
 from agentrl.trainers.peers import TRL, VERL
 
 INF, NAN = math.inf, math.nan
@@ -284,3 +285,47 @@ def test_a_wrong_override_is_not_blamed_on_the_file(tmp_path):
     file.write_text('env = "calc-v0"\nmodel = "m"\nsteps = 0\n')
     with pytest.raises(ConfigError, match=r"run\.toml: steps=0"):
         read_config(file, ["seed=1"])
+
+
+def test_the_line_of_a_round_says_the_kl_to_the_reference_where_there_is_one():
+    row = {"step": 3, "reward/mean": 0.5, "policy/kl": 0.001}
+    assert "reference" not in round_in_words(row, 20)
+    assert "kl 0.0010  to the reference 0.167" in round_in_words(
+        row | {"policy/ref_kl": 0.1667}, 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"steps": True}, "steps=true: input should be"),
+        ({"curriculum": True}, "curriculum=true must be a table, as in curriculum = {…}"),
+        ({"curriculum": {"explore": 0.2}}, "curriculum.sampler: must be 'in_order' or"),
+    ],
+)
+def test_settings_are_shown_as_toml_writes_them(row, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_config(BASE | row, "test")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"clip_high": True}, "clip_high=true must be a number >= 0"),
+        ({"filter_groups": 1}, "filter_groups=1 must be true or false"),
+        ({"epochs": False}, "epochs=false must be a whole number >= 1"),
+        ({"aggregate": {"on": True}}, "aggregate.on=true: episode has no options"),
+        ({"teacher": {"model": "m", "top": True}}, "leave teacher={model = 'm', top = true} out"),
+    ],
+)
+def test_options_of_a_recipe_are_shown_as_toml_writes_them(settings, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        recipe("grpo", **settings)
+
+
+def test_a_recipe_that_is_a_file_alone_is_told_which_are_in_it(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from agentrl.trainers.algorithms.recipes import RECIPES\nmine = RECIPES['grpo']\n"
+    )
+    with pytest.raises(ConfigError, match=r"has no recipe named '': recipes in it are mine"):
+        recipe(str(tmp_path / "mine.py"))

@@ -354,7 +354,8 @@ def test_the_command_resumes_by_itself_and_overrides(model, tmp_path):
         "step": 2,
         "source": {"epoch": 0, "drawn": 4},
         "coefficients": {},
-        "price": 0.0,
+        "multiplier": [0.0, 1.0],
+        "ref_kl": 0.0,
     }
     assert os.environ.get("TOKENIZERS_PARALLELISM") != "true"
 

@@ -49,7 +49,7 @@ def kill_loop(model, folder, kills, env=PARITY):
     toml.write_text(
         f'env = "{env}"\nmodel = "{model}"\nsteps = 8\ntasks_per_step = 4\ngroup_size ='
         " 4\nlearning_rate = 1e-3\ndeterministic = true\neval_every = 3\nheld_out = {tasks = 6,"
-        " samples = 2}\nsave_every = 2\nminibatches = 2\n"
+        " samples = 2}\nsave_every = 2\nminibatches = 2\nquiet_rounds = 99\n"
     )
     chance = random.Random(7)
     command = [sys.executable, "-m", "agentrl.cli", "train", str(toml), "--json", "--resume"]

@@ -73,7 +73,7 @@ def test_an_update_that_is_skipped_stops_the_run(vllm, tmp_path):
 
 def test_one_process_has_one_vllm(vllm, tmp_path):
     with pytest.raises(ConfigError, match="has a vLLM engine already: close it first"):
-        Run(of_vllm(engine={"name": "vllm"}), tmp_path / "x")
+        Run(of_vllm(engine={"name": "vllm", "process": False}), tmp_path / "x")
 
 
 def test_a_tokenizer_of_another_model_is_refused(vllm, model):

@@ -23,7 +23,7 @@ from agentrl.verifiers.code.controls import MOST_COPIES, Copies, drawn, layout, 
 from agentrl.verifiers.code.hidden import read_hidden
 from agentrl.verifiers.code.hidden_tests import hidden_tests
 from agentrl.verifiers.code.mutants import changed, composed, mutants
-from agentrl.verifiers.code.wrong import options
+from agentrl.verifiers.code.wrong import stand_ins
 
 FORGERS = (
     "reports-in-advance",
@@ -148,7 +148,7 @@ def test_the_true_value_is_neither_low_nor_middle_nor_high(value):
     places: Counter = Counter()
     node = ast.parse(value, mode="eval").body
     for seed in range(600):
-        block = [ast.literal_eval(other) for other in options(node, random.Random(seed))]
+        block = [ast.literal_eval(other) for other in stand_ins(node, random.Random(seed))]
         assert len(set(block)) == len(block) >= 4
         places[sorted(block).index(ast.literal_eval(value)) / (len(block) - 1)] += 1
     if value[0] not in "'b":  # letters have neighbours as the alphabet has them

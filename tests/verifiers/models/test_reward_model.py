@@ -17,6 +17,7 @@ from agentrl.engines.loading import load_tokenizer
 from agentrl.errors import ConfigError, VerifierError
 from agentrl.types import EndReason, Message, ToolCall
 from agentrl.verifiers.base import Submission, grade
+from agentrl.verifiers.models.batches import Batches
 from agentrl.verifiers.models.reward_model import RewardModel, clipped, sigmoid
 
 
@@ -86,13 +87,13 @@ def test_it_is_what_the_model_itself_says(folder):
 
 
 def test_gradings_share_forward_passes_off_the_event_loop(folder, monkeypatch):
-    model, passes, forward = RewardModel.load(folder, max_batch=3), [], RewardModel._forward
+    model, passes, forward = RewardModel.load(folder, max_batch=3), [], Batches.forward
 
     def seen(self, rows):
         passes.append((len(rows), threading.current_thread() is threading.main_thread()))
         return forward(self, rows)
 
-    monkeypatch.setattr(RewardModel, "_forward", seen)
+    monkeypatch.setattr(Batches, "forward", seen)
     judged(model, *ANSWERS)
     assert passes == [(3, False), (2, False)]
 
@@ -130,7 +131,7 @@ def test_bounds_are_finite_and_rise(raw):
 def test_a_number_that_is_none_is_no_reward(folder, number):
     model = RewardModel.load(folder)
     with torch.no_grad():
-        model._model.score.weight.fill_(number)
+        model._batches._model.score.weight.fill_(number)
     with pytest.raises(VerifierError, match=r"the reward model gave (nan|-?inf)"):
         judged(model, "4")
 
@@ -139,7 +140,7 @@ def test_a_model_that_breaks_fails_every_grading_that_waits(folder, monkeypatch)
     def broken(self, rows):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(RewardModel, "_forward", broken)
+    monkeypatch.setattr(Batches, "forward", broken)
 
     async def all_at_once(model):
         return await asyncio.gather(
@@ -166,7 +167,7 @@ def test_a_grading_that_is_given_up_holds_up_no_other(folder):
     assert asyncio.run(one_of_two()).value is not None
 
 
-def test_a_folder_without_a_trained_head_is_refused(folder, tmp_path):
+def test_a_folder_without_a_trained_head_is_refused(folder, tmp_path, told_by_transformers):
     with pytest.raises(ConfigError, match="is no reward model"):
         RewardModel.load(tiny_model_folder())
     with pytest.raises(ConfigError, match="does not exist"):
@@ -180,6 +181,7 @@ def test_a_folder_without_a_trained_head_is_refused(folder, tmp_path):
     (headless / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=r"missing \['score.weight'\]"):
         RewardModel.load(headless)
+    assert told_by_transformers == []
 
 
 def test_a_model_of_two_labels_and_a_tokenizer_without_padding_are_refused(folder):

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError
+from agentrl.records.plain import as_toml
 from agentrl.trainers.algorithms.catalogue.places import PLACES, label
 from agentrl.trainers.algorithms.parts import options, with_options
 from agentrl.trainers.algorithms.recipe import LISTS, Recipe
@@ -58,17 +59,18 @@ def _part(place: str, own: dict[str, Part], row: Any) -> tuple[Part, dict[str, A
     if not isinstance(row, Mapping):
         example = next(iter(own or table))
         raise ConfigError(
-            f"{place}={row!r} must be a name or a table, as in {place} = {{name = {example!r}}}"
+            f"{place}={as_toml(row)} must be a name or a table, as in {place} ="
+            f" {{name = {example!r}}}"
         )
     settings = dict(row)
     if "name" not in settings and len(own) != 1:
         raise ConfigError(
-            f"{place}={settings!r} says no name: add name = … (known: {', '.join(table)})"
+            f"{place}={as_toml(settings)} says no name: add name = … (known: {', '.join(table)})"
         )
     part = entry(settings.pop("name", next(iter(own), "")), table, place)
     for key, value in settings.items():
         if key not in options(part):
-            raise ConfigError(_no_option(f"{place}.{key}={value!r}", key, part, table))
+            raise ConfigError(_no_option(f"{place}.{key}={as_toml(value)}", key, part, table))
     try:
         made = with_options(part, settings)
     except ConfigError as error:

@@ -12,11 +12,11 @@ from typing import Any
 from agentrl.trainers.algorithms.catalogue.deviations import DEVIATIONS
 from agentrl.trainers.algorithms.catalogue.places import ADDABLE, PLACES, label
 from agentrl.trainers.algorithms.parts import function_of, options
-from agentrl.trainers.algorithms.recipe import LISTS, Recipe
+from agentrl.trainers.algorithms.recipe import LISTS, TAUGHT, Recipe
 from agentrl.trainers.algorithms.recipes import OWN, RECIPES, recipe
 
 _ADDRESS = re.compile(r"[,:]? *\(?(https?://|arxiv\.org/)\S+")
-_MODELS = ("reference", "critic", "greedy", "router")
+_MODELS = ("reference", "critic", "teacher", "greedy", "router")
 """Needs that cost a model or episodes; the others are computed on the way."""
 
 
@@ -100,6 +100,9 @@ def _settings(row: Recipe) -> Iterator[tuple[str, Any]]:
     if "critic" in row.needs:
         for name, value in row.critic.model_dump().items():
             yield f"critic.{name}", value
+    if row.needs & TAUGHT:
+        for name, value in row.teacher.model_dump().items():
+            yield f"teacher.{name}", value
 
 
 def _parts(row: Recipe, place: str) -> tuple[Callable[..., Any], ...]:

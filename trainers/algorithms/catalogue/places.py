@@ -41,6 +41,7 @@ from agentrl.trainers.algorithms.credit import (
     vtrace,
     whiten,
 )
+from agentrl.trainers.algorithms.distillation import gkd, teacher_credit
 from agentrl.trainers.algorithms.losses import (
     by_constant,
     by_episode,
@@ -84,8 +85,8 @@ by_length = Lifted(group_advantages_by_length, opo)
 
 ADDABLE: dict[str, tuple[Step | Term, ...]] = {
     "before": (kl_in_reward, overlong_punishment),
-    "credit": (entropy_shaped,),
-    "regularisers": (kl_penalty, entropy_bonus, imitate, load_balance),
+    "credit": (entropy_shaped, teacher_credit),
+    "regularisers": (kl_penalty, entropy_bonus, imitate, load_balance, gkd),
     "corrections": (
         truncated_is,
         masked_is,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agentrl.errors import ConfigError, UserError
+from agentrl.evaluation.results.turn_labels import LABELS
 from agentrl.trainers.offline.data.formats import TieError, read_row
 from agentrl.trainers.offline.data.mining import mine
 from agentrl.trainers.offline.data.nouns import (
@@ -21,6 +23,7 @@ from agentrl.trainers.offline.data.nouns import (
     as_conversations,
     as_labels,
     as_pairs,
+    as_steps,
 )
 
 One = TypeVar("One", bound=Example)
@@ -31,6 +34,7 @@ AS_KIND: Mapping[Kind, Callable[[list[Example]], Iterator[Example]]] = {
     "conversations": as_conversations,
     "pairs": as_pairs,
     "labels": as_labels,
+    "steps": as_steps,
 }
 """Kind -> the examples that serve as it."""
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv"}
@@ -94,7 +98,8 @@ def read_examples(
 
     Args:
         paths: `.jsonl` (also `.gz`), `.json`, `.parquet`, a folder that `datasets` saved, or an
-            `episodes.jsonl` of a run or an evaluation, from which pairs and labels are mined.
+            `episodes.jsonl` of a run or an evaluation, from which pairs and labels are mined. The
+            folder of a run, an evaluation or `agentrl label` stands for its file.
         kind: what the examples must serve as; a pair also serves as a conversation (its chosen
             response) and as two labels.
         skip_bad_rows: leave rows that cannot be read out, and count them.
@@ -105,7 +110,7 @@ def read_examples(
     """
     counts, seen = ReadCounts(), set[str]()
     found: list[Any] = []
-    for path in map(Path, paths):
+    for path in (_inside(Path(path), kind) for path in paths):
         problems = Problems(path.name)
         examples = list(_examples(path, kind, problems, counts))
         if not skip_bad_rows:
@@ -154,6 +159,13 @@ def _refuse_one_sided(labels: Iterable[Label], paths: Sequence[str | Path]) -> N
         )
 
 
+def _inside(path: Path, kind: Kind) -> Path:
+    """The file that one of our commands wrote into a folder; any other path as it is."""
+    names = ("episodes.jsonl", LABELS)
+    files = [path / name for name in (names[::-1] if kind == "steps" else names)]
+    return next((file for file in files if file.is_file()), path)
+
+
 def _examples(path: Path, kind: Kind, problems: Problems, counts: ReadCounts) -> Iterator[Example]:
     if path.name == "episodes.jsonl":
         mined = mine(path, kind)
@@ -175,14 +187,28 @@ def _rows(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]:
     """Rows with their numbers, from 1: lines of text files, rows of others."""
     if not path.exists():
         raise ConfigError(f"data file {path} does not exist: give a JSONL, JSON or Parquet file")
+    try:
+        yield from _unchecked_rows(path, problems)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"data file {path} cannot be read as {path.suffix or 'a saved dataset'} ({why}): repair"
+            " it, or give another"
+        ) from error
+
+
+def _unchecked_rows(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]:
     if path.is_dir() or path.suffix in _READERS:
         yield from enumerate(_library_rows(path), 1)
         return
+    if path.suffix == ".json":
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(rows, list):
+            raise ValueError(f"it holds no list but {type(rows).__name__}")
+        yield from enumerate(rows, 1)
+        return
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
-        if path.suffix == ".json":
-            yield from enumerate(json.load(file), 1)
-            return
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
@@ -199,6 +225,10 @@ def _library_rows(path: Path) -> Iterable[Any]:
     if path.is_dir():
         loaded = datasets.load_from_disk(str(path))
     else:
-        loaded = datasets.load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
+        reader = _READERS[path.suffix]
+        try:
+            loaded = datasets.load_dataset(reader, data_files=str(path), split="train")
+        except datasets.exceptions.DatasetsError as error:
+            raise ValueError(str(error.__cause__ or error)) from error
     rows: Iterable[Any] = loaded
     return rows

@@ -7,6 +7,7 @@
 | pair | `chosen`, `rejected`, and a prompt; without one, both begin with it (HH text, messages) |
 | choice | two numbered responses, and a `label` or votes (`annotator1` …) for the better one |
 | label | a conversation or a question and answer, and a `label`: true or false |
+| turns | `messages`, `opening`, and one of `labels` per turn, as `agentrl label` writes them |
 | ratings | a prompt and a list of `responses` or `completions`, each with a number |
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
+from agentrl.records.rows import message_of
 from agentrl.trainers.offline.data.nouns import (
     Conversation,
     Example,
@@ -24,6 +26,7 @@ from agentrl.trainers.offline.data.nouns import (
     Messages,
     Pair,
     Response,
+    Steps,
 )
 from agentrl.types import Message, Role, ToolCall
 
@@ -64,6 +67,8 @@ def read_row(row: Any) -> Iterator[Example]:
         yield _choice(row, numbered, subset)
     elif rated:
         yield _best_and_worst(_prompt_of(row), row[rated], subset)
+    elif _is_list(row.get("labels")) and "messages" in row:
+        yield _steps(row)
     elif isinstance(row.get("label"), bool):
         *prompt, answer = _whole(row)
         yield Label(tuple(prompt), Response((answer,)), row["label"])
@@ -157,6 +162,16 @@ def _best_and_worst(prompt: Messages, rows: Sequence[Any], subset: str) -> Pair:
     if low[0] == high[0]:
         raise TieError("all responses are rated alike")
     return Pair(prompt, Response((high[1],)), Response((low[1],)), high[0] - low[0], subset)
+
+
+def _steps(row: Row) -> Steps:
+    try:
+        messages = tuple(message_of(dict(one)) for one in row["messages"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a message is not as `agentrl label` writes it ({error!r})") from error
+    first = next((at for at, one in enumerate(messages) if one.role == "assistant"), 0)
+    labels = [None if one is None else float(one) for one in row["labels"]]
+    return Steps(messages, int(row.get("opening", first)), tuple(labels))
 
 
 def _score(row: Any) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 
 from agentrl.errors import UserError
@@ -46,6 +45,11 @@ def mine(path: Path, kind: Kind) -> Mined:
     Raises:
         UserError: no episode can be used.
     """
+    if kind == "steps":
+        raise UserError(
+            f"{path}: its turns have no labels: make them by `agentrl label {path.parent} --policy"
+            " hf:MODEL`, and give its labels.jsonl"
+        )
     read = list(read_episodes(path).values())
     usable = [one for one in read if one.passed is not None and _spoke(one)]
     if not usable:
@@ -82,9 +86,8 @@ def _pairs(group: list[Episode]) -> list[Pair]:
     failed = [one for one in group if not one.passed]
     return [
         Pair(opening_of(good), _response(good), _response(bad))
-        for good, bad in zip_longest(passed, failed)
-        if good is not None and bad is not None and opening_of(good) == opening_of(bad)
-        if _response(good) != _response(bad)
+        for good, bad in zip(passed, failed, strict=False)
+        if opening_of(good) == opening_of(bad) and _response(good) != _response(bad)
     ]
 
 
@@ -97,11 +100,11 @@ def opening_of(episode: Episode) -> tuple[Message, ...]:
 
 def as_conversation(episode: Episode) -> Conversation:
     """What an episode's policy said, to be imitated."""
-    return Conversation(_until_last_turn(episode), *_tokens_of(episode))
+    return Conversation(until_last_turn(episode), *_tokens_of(episode))
 
 
 def _response(episode: Episode) -> Response:
-    after = _until_last_turn(episode)[len(opening_of(episode)) :]
+    after = until_last_turn(episode)[len(opening_of(episode)) :]
     return Response(after, *_tokens_of(episode))
 
 
@@ -117,7 +120,8 @@ def _tools(env: str) -> tuple[ToolSpec, ...]:
     return tuple(factory(env)().tools)
 
 
-def _until_last_turn(episode: Episode) -> tuple[Message, ...]:
+def until_last_turn(episode: Episode) -> tuple[Message, ...]:
+    """An episode up to its last turn: what the world answered after it teaches nothing."""
     messages = episode.messages
     last = max(i for i, message in enumerate(messages) if message.role == "assistant")
     return messages[: last + 1]

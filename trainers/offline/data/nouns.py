@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from agentrl.trajectory import Trajectory
 from agentrl.types import Message, ToolSpec
 
-Kind = Literal["conversations", "pairs", "labels"]
+Kind = Literal["conversations", "pairs", "labels", "steps"]
 Messages = tuple[Message, ...]
 
 
@@ -72,6 +73,8 @@ class Pair:
         _refuse_empty(self.chosen.messages[-1], "chosen")
         _refuse_empty(self.rejected.messages[-1], "rejected")
         _refuse_no_prompt(self.prompt)
+        if self.margin is not None and not _is_finite(self.margin):
+            raise ValueError(f"margin={self.margin!r} must be a finite number")
         if self.chosen == self.rejected:
             raise ValueError("chosen equals rejected: the pair says nothing")
 
@@ -89,13 +92,44 @@ class Label:
         _refuse_no_prompt(self.prompt)
 
 
-Example = Conversation | Pair | Label
+@dataclass(frozen=True)
+class Steps:
+    """A conversation whose turns were labelled, as `agentrl label` does.
+
+    Attributes:
+        opening: messages before the policy's first turn.
+        labels: of each turn, the chance that an episode passes which has come so far; None where
+            nobody knows.
+    """
+
+    messages: Messages
+    opening: int
+    labels: tuple[float | None, ...]
+
+    def __post_init__(self) -> None:
+        turns = sum(message.role == "assistant" for message in self.messages[self.opening :])
+        if turns != len(self.labels):
+            raise ValueError(f"{len(self.labels)} labels for {turns} turns")
+        if any(one is not None and not 0 <= one <= 1 for one in self.labels):
+            raise ValueError("labels are not from 0 to 1")
+        if all(one is None for one in self.labels):
+            raise ValueError("no turn has a label: there is nothing to learn")
+
+    @property
+    def prompt(self) -> Messages:
+        """What comes before the policy's first turn."""
+        return self.messages[: self.opening]
+
+
+Example = Conversation | Pair | Label | Steps
 
 
 def asks_for_one_turn(example: Example) -> bool:
     """Whether a prompt is answered by text alone: agents' episodes are played in environments."""
     said: Conversation | Response
     match example:
+        case Steps():
+            return False
         case Conversation():
             said = example
         case Pair():
@@ -117,6 +151,11 @@ def as_conversations(examples: list[Example]) -> Iterator[Conversation]:
                 yield _imitable(one.prompt, one.response)
 
 
+def as_steps(examples: list[Example]) -> Iterator[Steps]:
+    """Conversations whose turns have labels."""
+    return (one for one in examples if isinstance(one, Steps))
+
+
 def as_labels(examples: list[Example]) -> Iterator[Label]:
     """Labels as they are; a pair is a desirable response and an undesirable one."""
     for one in examples:
@@ -135,6 +174,10 @@ def as_pairs(examples: list[Example]) -> Iterator[Pair]:
 
 def _imitable(prompt: Messages, response: Response) -> Conversation:
     return Conversation(prompt + response.messages, response.branch, response.tools)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _refuse_empty(message: Message, what: str) -> None:

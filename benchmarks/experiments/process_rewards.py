@@ -1,0 +1,224 @@
+"""Process reward models on calc-v0: are labels right, does a model learn them, and does credit by
+turns from it pay?
+
+`python -m benchmarks.experiments.process_rewards [--folder DIR] [--rounds 24] [--seeds 0]` makes
+what is missing in the folder and prints the figures of docs/rlhf.md. It can be stopped and gone on
+with.
+
+A turn of calc-v0 is right if the calculator said the next value that the expression needs, after
+turns that were right; an answer is right if it is the answer. The task says all of these values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.errors import TrainingError
+from agentrl.evaluation.regrade import RegradePlan, recorded_tasks
+from agentrl.evaluation.results.turn_labels import LABELS, LabelPlan, label_turns
+from agentrl.evaluation.run import EvalPlan, evaluate
+from agentrl.records.files import read_episodes, read_metrics, read_plain_rows, write_json_atomic
+from agentrl.registry import factory
+from agentrl.trainers.config import check_config
+from agentrl.trainers.demo import DemoPlan, prepare_demo
+from agentrl.trainers.offline.process_reward import area_under
+from agentrl.trainers.offline.settings import StageSettings
+from agentrl.trainers.offline.stage import RESULT, run_stage
+from agentrl.trainers.online.loop import train
+from agentrl.trainers.online.run import Run
+from agentrl.types import Message, Task
+from agentrl.verifiers import ProcessRewardModel
+from agentrl.verifiers.answers.text import last_number
+
+KNOBS: dict[str, Any] = {"operations": 3, "largest": 20}
+POLICY_STEPS, COMPLETER_STEPS = 76, 150
+"""Of supervised training: a policy that solves a third, and one that solves most."""
+TASKS, SAMPLES, COMPLETIONS = {"train": 96, "test": 64}, 4, 8
+TARGET = 0.8
+"""Held-out pass@1 up to which training episodes are counted."""
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "outcome (grpo)": {"recipe": "grpo"},
+    "outcome by turns (turn_grpo)": {"recipe": "turn_grpo"},
+    "progress, gamma 0 (turn_grpo)": {"recipe": "turn_grpo", "gamma": 0.0},
+}
+
+
+def right_turns(task: Task, messages: Sequence[Message], opening: int) -> list[bool]:
+    """Of each turn, whether it is right."""
+    assert task.oracle is not None
+    said = [
+        answer.content if answer is not None and answer.role == "tool" else message.content
+        for message, answer in itertools.zip_longest(messages[opening:], messages[opening + 1 :])
+        if message.role == "assistant"
+    ]
+    called = [bool(m.tool_calls) for m in messages[opening:] if m.role == "assistant"]
+    wanted = iter([str(value) for value in values_of(task)])
+    found, sound = [], True
+    for text, is_call in zip(said, called, strict=True):
+        sound = (sound and text == next(wanted, None)) if is_call else _is_answer(task, text)
+        found.append(sound)
+    return found
+
+
+def values_of(task: Task) -> Iterator[int]:
+    """What the calculator says to each call of the reference."""
+    assert task.oracle is not None
+    for call in task.oracle["calls"]:
+        left, sign, right = (call["arguments"][name] for name in ("left", "operation", "right"))
+        yield {"+": left + right, "-": left - right, "*": left * right}[sign]
+
+
+def _is_answer(task: Task, text: str) -> bool:
+    return last_number(text) == task.hidden["answer"]
+
+
+def prepare(folder: Path) -> tuple[str, str]:
+    """The policy and its completer, of one tokenizer, and episodes of the former."""
+    made = []
+    for name, steps in (("policy", POLICY_STEPS), ("completer", COMPLETER_STEPS)):
+        place = folder / name / "warm_start"
+        if not (place / "model.safetensors").exists():
+            plan = DemoPlan(
+                env="calc-v0", knobs=tuple(KNOBS.items()), demonstrations=1024, vocab_size=300,
+                width=96, context=384, sft_steps=steps, sft_more=6,
+                sft_until=0.3 if name == "policy" else 0.8,
+            )  # fmt: skip
+            prepare_demo(plan, 0, "auto", folder / name)
+        made.append(str(place))
+    for split, tasks in TASKS.items():
+        make = factory("calc-v0", **KNOBS)
+        plan_of = EvalPlan(
+            make, f"hf:{made[0]}", split, tasks, SAMPLES, out=folder / f"play-{split}"
+        )
+        evaluate(plan_of)
+    return made[0], made[1]
+
+
+def exact(run: Path) -> Mapping[Any, list[bool]]:
+    """Key of each episode of a run -> whether its turns are right."""
+    episodes = list(read_episodes(run / "episodes.jsonl").values())
+    _, _, found = recorded_tasks(RegradePlan(run), episodes)
+    opening = {one.key: _first(one.messages) for one in episodes}
+    return {
+        one.key: right_turns(found[one.task.id][0], one.messages, opening[one.key])
+        for one in episodes
+    }
+
+
+def _first(messages: Sequence[Message]) -> int:
+    return next(at for at, one in enumerate(messages) if one.role == "assistant")
+
+
+def agreement(labels: Path, run: Path) -> dict[str, Any]:
+    """Share of the labelled turns whose label says what is so: hard (any completion passed) and
+    soft (at least half did).
+    """
+    truth, counts = exact(run), {"turns": 0, "hard": 0, "soft": 0, "right": 0}
+    for row in read_plain_rows(labels):
+        key = type(next(iter(truth)))(*row["key"])
+        for value, right in zip(row["labels"], truth[key], strict=True):
+            if value is not None:
+                counts["turns"] += 1
+                counts["right"] += right
+                counts["hard"] += (value > 0) == right
+                counts["soft"] += (value >= 0.5) == right
+    shares = {name: counts[name] / counts["turns"] for name in ("hard", "soft", "right")}
+    return {**shares, "turns": counts["turns"]}
+
+
+async def _chances(model: ProcessRewardModel, run: Path) -> list[tuple[float, bool]]:
+    truth, found = exact(run), []
+    for one in read_episodes(run / "episodes.jsonl").values():
+        chances = await model.chances(one.messages, _first(one.messages))
+        found += list(zip(chances, truth[one.key], strict=True))
+    return found
+
+
+def ranking(model: str, run: Path) -> dict[str, Any]:
+    """How well a model ranks right turns above wrong ones, on episodes that it never saw."""
+    pairs = asyncio.run(_chances(ProcessRewardModel.load(model), run))
+    chance_S, right_S = torch.tensor(pairs, dtype=torch.float64).T
+    return {"auc": area_under(right_S, chance_S), "turns": len(pairs)}
+
+
+def learn(folder: Path, start: str) -> str:
+    """Train a model on the labels; returns its folder."""
+    place = folder / "prm"
+    row = {
+        "stage": "process_reward", "model": start, "epochs": 6, "learning_rate": 1e-3,
+        "batch_size": 16, "process": {"labels": "hard"},
+        "data": {"files": [str(folder / "labels" / LABELS)], "held_out": 0.1},
+    }  # fmt: skip
+    going = (place / "config.toml").exists() and not (place / RESULT).exists()
+    found = run_stage(StageSettings.model_validate(row), place, resume=going or place.exists())
+    print("process_reward:", {k: found["after"][k] for k in ("auc", "loss", "calibration")})
+    return str(found["model"])
+
+
+def play(folder: Path, policy: str, judge: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
+    """One training run: held-out pass@1 by the number of training episodes."""
+    place = folder / "arms" / f"{arm.split(' (')[0].replace(' ', '_').replace(',', '')}-{seed}"
+    if not (place / "result.json").exists():
+        chosen = dict(ARMS[arm])
+        loss: dict[str, Any] = {}
+        settings: dict[str, Any] = {
+            "env": "calc-v0", "env_settings": KNOBS, "model": policy, "seed": seed,
+            "steps": rounds, "tasks_per_step": 12, "group_size": 8, "learning_rate": 3e-4,
+            "eval_every": 3, "held_out": {"tasks": 96}, "save_every": rounds,
+            "recipe": chosen["recipe"], "minibatches": 2, "quiet_rounds": rounds,
+        }  # fmt: skip
+        if "gamma" in chosen:
+            loss = {"gamma": chosen["gamma"], "turn_weights": {"progress": 1.0}}
+            settings["process_rewards"] = {"progress": judge}
+        with Run(check_config(settings | {"loss": loss}, arm), place / "run") as run:
+            try:
+                train(run)
+            except TrainingError as stopped:
+                print(f"{arm}, seed {seed}: {stopped}")
+        write_json_atomic(place / "result.json", _curve(place / "run", 12 * 8))
+    found: dict[str, Any] = json.loads((place / "result.json").read_text())
+    return found
+
+
+def _curve(run: Path, per_round: int) -> dict[str, Any]:
+    rows = read_metrics(run / "metrics.jsonl")
+    points = [
+        (row["step"] * per_round, row["eval/pass_at_1"]) for row in rows if "eval/pass_at_1" in row
+    ]
+    reached = next((episodes for episodes, passed in points if passed >= TARGET), None)
+    return {"curve": points, "reached": reached}
+
+
+def main() -> None:
+    """Make what is missing, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs/process_rewards"))
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--seeds", default="0")
+    given = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    folder = given.folder
+    policy, completer = prepare(folder)
+    plan = LabelPlan(folder / "play-train", f"hf:{completer}", folder / "labels", COMPLETIONS)
+    print("labels:", label_turns(plan))
+    print("agreement:", agreement(folder / "labels" / LABELS, folder / "play-train"))
+    judge = learn(folder, completer)
+    print("ranking:", ranking(judge, folder / "play-test"))
+    for seed in map(int, given.seeds.split(",")):
+        for arm in ARMS:
+            found = play(folder, policy, judge, arm, seed, given.rounds)
+            curve = ", ".join(f"{episodes}: {passed:.2f}" for episodes, passed in found["curve"])
+            print(f"{arm}, seed {seed}: {TARGET} after {found['reached']} episodes ({curve})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Signs that alignment will go wrong, as its rows show them before it trains."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+from agentrl.trainers.offline.data.tokens import PairRow, TokenRow
+from agentrl.trainers.offline.measure import data_signs
+
+
+def row(rng: random.Random, length: int = 1000) -> TokenRow:
+    """Half of the tokens are one of ten, as in text."""
+    ids = (rng.randrange(rng.choice((10, 500))) for _ in range(length))
+    return TokenRow((1, *ids), (0,) + (1,) * length)
+
+
+def test_alike_responses_are_named_and_many_unlike_ones_take_no_time() -> None:
+    rng = random.Random(0)
+    unlike = [PairRow(row(rng), row(rng)) for _ in range(200)]
+    begun = time.process_time()
+    assert list(data_signs(unlike, 0.1)) == []
+    assert time.process_time() - begun < 0.6  # exact comparisons of all take twice as long
+    alike = [
+        PairRow(one.chosen, replace(one.chosen, ids=(*one.chosen.ids[:-1], 501)))
+        for one in unlike[:3]
+    ]
+    (sign,) = data_signs(alike, 0.1)
+    assert "100% of pairs share over 90% of their tokens" in sign

@@ -1,0 +1,108 @@
+"""Who says how good an answer is, by name: a reward model, a rule in a file, a served judge."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl.policies.served import ServedPolicy
+from agentrl.types import Score
+from agentrl.verifiers.base import Submission, Verifier
+from agentrl.verifiers.models.judge import Criterion, asks, rubric
+from agentrl.verifiers.models.reward_model import RewardModel, clipped, sigmoid
+
+HELPFUL = Criterion("helpful", "How well does the answer do what the task asks, truthfully?")
+
+
+@cache
+def named_reward(name: str, clip: float = 0.0) -> Verifier:
+    """The verifier of a name; equal names share one, so a model is loaded once.
+
+    Args:
+        name: the folder of a reward model; `path/to/file.py:function` with `function(prompt: str,
+            answer: str) -> float`; or `openai:MODEL@URL`, which judges from 0 to 1 by `HELPFUL`.
+        clip: of reward models: rewards are the model's own numbers held to [-clip, clip]; 0: their
+            sigmoid.
+
+    Raises:
+        ConfigError: there is no such model or rule.
+    """
+    if rule := rule_of(name):
+        return _by_rule(load_rule(*rule))
+    kind, _, served = name.partition(":")
+    if kind == "openai":
+        model, _, url = served.rpartition("@")
+        return rubric(asks(ServedPolicy(model, url)), [HELPFUL])
+    return RewardModel.load(name, bound=clipped(-clip, clip) if clip else sigmoid)
+
+
+def rule_of(name: str) -> tuple[Path, str] | None:
+    """File and function of `path/to/file.py:function`; None for what is no rule in a file.
+
+    Raises:
+        ConfigError: it names a file alone.
+    """
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py") and function:
+        return Path(file), function
+    if file.endswith(".py") or name.endswith(".py"):
+        raise ConfigError(
+            f"judge {name!r} names no function: write path/to/file.py:function, with"
+            " function(prompt: str, answer: str) -> float"
+        )
+    return None
+
+
+def load_rule(path: Path, name: str) -> Callable[[str, str], float]:
+    """A function of prompt and answer in a file.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be loaded, or it has no such function.
+    """
+    where = f"judge {path}:{name}"
+    spec = importlib.util.spec_from_file_location(_module(path), path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: there is no such file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"{where}: the file cannot be loaded ({type(error).__name__}: {why})"
+        ) from error
+    found: Callable[[str, str], float] | None = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"{where}: the file has no function {name!r}")
+    try:
+        inspect.signature(found).bind("a prompt", "an answer")
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: it cannot be called with a prompt and an answer ({error}): write def"
+            f" {name}(prompt: str, answer: str) -> float"
+        ) from error
+    except ValueError:  # a function of C without a signature is taken at its word
+        pass
+    return found
+
+
+def _module(path: Path) -> str:
+    """A name in `sys.modules` that no other module has."""
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    return f"agentrl_rule_{path.stem}_{digest}"
+
+
+def _by_rule(rule: Callable[[str, str], float]) -> Verifier:
+    async def verify(submission: Submission, /) -> Score:
+        prompt = next(one.content for one in reversed(submission.messages) if one.role == "user")
+        return Score(float(rule(prompt, submission.answer)), {}, "scored by a rule")
+
+    return verify
