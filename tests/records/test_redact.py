@@ -2,10 +2,9 @@
 
 import functools
 import json
-import time
 
 import pytest
-from helpers import Echo, make_task, says
+from helpers import Echo, growth, make_task, says
 from planted import DISGUISES, KINDS
 
 from agentrl.evaluation.run import EvalPlan, evaluate
@@ -244,10 +243,13 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_time_grows_with_the_length_alone(name):
     """What a tool says is looked through, and an agent chooses it."""
-    text = HOSTILE[name](30_000)
-    begun_s = time.process_time()
-    assert redactor().text(text) == text
-    assert time.process_time() - begun_s < 2
+    found = redactor()
+
+    def look(length):
+        text = HOSTILE[name](length)
+        assert found.text(text) == text
+
+    assert growth(look, 15_000) < 9  # with the square it is 16
 
 
 @pytest.mark.parametrize("before", [0, 2040, 4080, 9000])

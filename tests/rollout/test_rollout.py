@@ -222,11 +222,8 @@ def test_a_thousand_episodes_with_records(tmp_path):
         EpisodeWriter(path) as out,
         rollouts(Many, policy, concurrency=1000, on_episode=out.write) as playing,
     ):
-        started = time.process_time()
         groups = playing.gather(tasks_of(1000), 0)
-        took = time.process_time() - started
     assert all(group.rewards_G == (1.0,) for group in groups) and len(read_episodes(path)) == 1000
-    assert took / (1000 * steps) < 2e-3
 
 
 def test_play_works_alone():

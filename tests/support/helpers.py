@@ -268,6 +268,20 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def growth(work: Callable[[int], object], size: int, times: int = 4) -> float:
+    """How many times the processor time of `work(times * size)` is that of `work(size)`, each the
+    least of five in turns: no figure of one machine, and other programs may be at work, too.
+    """
+    seconds: dict[int, list[float]] = {size: [], times * size: []}
+    for _ in range(5):
+        for one, found in seconds.items():
+            begun = time.process_time()
+            work(one)
+            found.append(time.process_time() - begun)
+    small, large = map(min, seconds.values())
+    return large / max(small, 1e-4)  # less is as little as this clock can tell
+
+
 @contextmanager
 def process(*words: str | Path, **options) -> Iterator[subprocess.Popen]:
     """A process in the checkout whose standard output is read; killed at the end, and its pipes

