@@ -120,9 +120,11 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
 
 
 def _setting(one: inspect.Parameter) -> str:
-    """A setting with its default."""
-    if one.default in (one.empty, None):
-        return str(one.replace(annotation=one.empty, default=one.empty))
+    """A setting with its default, which TOML cannot write where it is None."""
+    if one.default is None:
+        return f"{one.name} (may be left out)"
+    if one.default is one.empty:
+        return str(one.replace(annotation=one.empty))
     return f"{one.name}={as_toml(one.default)}"
 
 

@@ -68,7 +68,7 @@ class Math(ToolEnv):
         rng, seen = random.Random(f"{split}-{seed}"), set[str]()
         rows = read_problems(self._data) if self._data else ()
         rows = tuple(rng.sample(rows, len(rows))) if seed else rows
-        for question, working in rows or _endless(rng, self._largest):
+        for question, working in rows if self._data else _endless(rng, self._largest):
             mark = hashlib.sha256(question.encode()).hexdigest()[:12]
             if mark not in seen and (int(mark, 16) % 5 == 0) == (split == "test"):
                 seen.add(mark)
@@ -100,6 +100,8 @@ def read_problems(path: str) -> tuple[tuple[str, str], ...]:
                 " ends on a line '#### NUMBER'"
             )
         found.append((question, re.sub(r"<<[^<>]*>>", "", answer)))
+    if not found:
+        raise ConfigError(f"math-v0: {path} has no problem: name a file with at least one row")
     return tuple(found)
 
 

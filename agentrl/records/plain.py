@@ -53,7 +53,7 @@ def as_toml(value: Any) -> str:
         return f"{{{', '.join(rows)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(as_toml(one) for one in value if one is not None)}]"
-    return repr(value)
+    return plain(repr(value))
 
 
 def _key(key: Any) -> str:

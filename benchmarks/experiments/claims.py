@@ -28,7 +28,7 @@ from agentrl.trainers.algorithms.recipe import over_groups
 from agentrl.trainers.algorithms.recipes import RECIPES
 from benchmarks.experiments.drawing import drawing
 from benchmarks.experiments.recipe_runs import ROUNDS, Job, Result, play, results
-from benchmarks.experiments.recipes import DRAWS, by_start, drawn_means, interval
+from benchmarks.experiments.recipes import DRAWS, drawn_means, interval
 
 RATE = 3e-4
 TONES = ("#2f6fb3", "#c2571a", "#3c8a4e", "#8a5bb0")
@@ -150,7 +150,7 @@ def table(folder: Path, claim: Claim, found: Sequence[Result]) -> str:
     ]
     if not rows:
         return "\n".join(lines)
-    means = drawn_means({name: by_start(runs) for name, runs in rows.items()}, DRAWS, 0)
+    means = drawn_means(rows, DRAWS, 0)
     for name, runs in rows.items():
         values, (low, high) = sorted(one.pass_at_1 for one in runs), interval(means[name])
         late = [row for one in runs for row in _rounds(folder, one.job)[-5:]]

@@ -30,38 +30,47 @@ TUNED_ON = (100, (100, 101))
 """The warm start and the seeds on which rates are chosen; no row of the table has them."""
 DRAWS = 4000
 
-ByStart = Mapping[int, Sequence[np.ndarray]]
-"""Warm start -> for each of its runs, whether each held-out task passed."""
 
-
-def drawn_means(found: Mapping[str, ByStart], draws: int, seed: int) -> dict[str, np.ndarray]:
+def drawn_means(
+    found: Mapping[str, Sequence[Result]], draws: int, seed: int
+) -> dict[str, np.ndarray]:
     """Recipe -> means of pass@1 over warm starts, runs of each, and tasks of each, all drawn with
-    replacement (draws,).
+    replacement (draws,). Warm starts that a recipe has no run of are left out, as are tasks that
+    a run from the same warm start has lost.
 
     A hierarchical bootstrap (Davison and Hinkley 1997, section 3.8): an interval from it is for
     other warm starts and other runs as well as other tasks. The same warm starts and tasks are
     drawn for all recipes, so that differences of two are paired; runs are each recipe's own.
+
+    Raises:
+        ValueError: no warm start has a run of every recipe.
     """
     chance = np.random.default_rng(seed)
-    starts = sorted(set.intersection(*(set(one) for one in found.values())))
-    tasks = {start: len(next(iter(found.values()))[start][0]) for start in starts}
+    starts = sorted(set.intersection(*({one.job.start for one in runs} for runs in found.values())))
+    if not starts:
+        raise ValueError(f"no warm start has a run of every one of {', '.join(found)}")
+    passed_RT = {start: _outcomes(found, start) for start in starts}
     means = {name: np.zeros(draws) for name in found}
     for draw in range(draws):
         for start in map(int, chance.choice(starts, len(starts))):
-            drawn = chance.integers(tasks[start], size=tasks[start])
-            for name, rows in found.items():
-                runs = rows[start]
-                picked = [runs[one] for one in chance.integers(len(runs), size=len(runs))]
-                means[name][draw] += np.mean([run[drawn].mean() for run in picked]) / len(starts)
+            n_tasks = next(iter(passed_RT[start].values())).shape[1]
+            tasks = chance.integers(n_tasks, size=n_tasks)
+            for name, rows in passed_RT[start].items():
+                runs = chance.integers(len(rows), size=len(rows))
+                means[name][draw] += rows[np.ix_(runs, tasks)].mean() / len(starts)
     return means
 
 
-def by_start(found: Sequence[Result]) -> ByStart:
-    """The outcomes of runs, by their warm start."""
-    rows = defaultdict[int, list[np.ndarray]](list)
-    for one in found:
-        rows[one.job.start].append(np.array(list(one.passed.values()), float))
-    return rows
+def _outcomes(found: Mapping[str, Sequence[Result]], start: int) -> dict[str, np.ndarray]:
+    """Recipe -> which tasks passed in its runs from a warm start (runs, tasks): those that every
+    run has a score of, in one order.
+    """
+    of = {name: [one for one in runs if one.job.start == start] for name, runs in found.items()}
+    tasks = sorted(set.intersection(*(set(one.passed) for runs in of.values() for one in runs)))
+    return {
+        name: np.array([[one.passed[task] for task in tasks] for one in runs], float)
+        for name, runs in of.items()
+    }
 
 
 def interval(means: np.ndarray) -> tuple[float, float]:
@@ -98,7 +107,7 @@ def table(found: Sequence[Result], rates: Mapping[str, float]) -> str:
     rows = {name: runs for name, runs in rows.items() if runs}
     if not rows:
         return "no recipe has all of its runs yet"
-    means = drawn_means({name: by_start(runs) for name, runs in rows.items()}, DRAWS, 0)
+    means = drawn_means(rows, DRAWS, 0)
     order = sorted(rows, key=lambda name: -fmean(one.pass_at_1 for one in rows[name]))
     lines = [
         "| recipe | rate | runs | pass@1 | 95 % | runs from, to | episodes | rounds clipped |"
@@ -161,7 +170,7 @@ def main() -> None:
             for name in names:
                 for rate in RATES:
                     _say(given.folder, Job(given.env, name, start, seed, rate), given.rounds)
-    found = [one for one in results(given.folder) if one.job.env == given.env]
+    found = _found(given.folder, given.env)
     rates = best_rates(found)
     if not given.table:
         for seed in map(int, given.seeds.split(",")):
@@ -169,8 +178,13 @@ def main() -> None:
                 for name in (name for name in names if name in rates):
                     job = Job(given.env, name, start, seed, rates[name])
                     _say(given.folder, job, given.rounds)
-        found = [one for one in results(given.folder) if one.job.env == given.env]
+        found = _found(given.folder, given.env)
     print(table(found, rates))
+
+
+def _found(folder: Path, env: str) -> list[Result]:
+    """The runs of recipes as they are; those of `claims` change something and have a name of it."""
+    return [one for one in results(folder) if one.job.env == env and not one.job.arm]
 
 
 def _say(folder: Path, job: Job, rounds: int) -> None:

@@ -113,17 +113,16 @@ def hash_file(directory: int, name: bytes, cap: int) -> bytes:
     digest, length = hashlib.sha256(), 0
     try:
         size = os.fstat(fd).st_size
-        wanted = min(size + 1, _CHUNK)  # making room for _CHUNK takes longer than a small file
         while max(size, length) <= cap:
-            chunk = os.read(fd, wanted)
+            # Making room for _CHUNK takes longer than all else of a small file.
+            chunk = os.read(fd, _CHUNK if length > size else min(size - length + 1, _CHUNK))
+            if not chunk:
+                return digest.hexdigest().encode()
             digest.update(chunk)
             length += len(chunk)
-            if len(chunk) < wanted and length <= cap:
-                return digest.hexdigest().encode()
-            wanted = _CHUNK  # it is long, or grows meanwhile
     finally:
         os.close(fd)
-    raise OSError(errno.EFBIG, f"over {files.MANIFEST_BYTES >> 20} MB of files in the work area")
+    raise OSError(errno.EFBIG, f"over {files.MANIFEST_BYTES >> 20} MB of files")
 
 
 def hash_link(directory: int, name: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 import torch
 from carried import DIE, SAY
 from carried_cases import pid_of, said, weights
+from helpers import wait_for
 
 from agentrl.engines.own_process import handover
 from agentrl.engines.own_process import process as engines
@@ -85,10 +87,33 @@ def test_weights_that_were_written_in_part_are_given_to_nobody(opened, monkeypat
     assert isinstance(error, EngineAway) and "not taken (no memory left)" in str(error)
 
 
+def test_weights_that_were_written_in_part_are_not_given_to_a_process_that_starts_meanwhile(
+    opened, monkeypatch
+):
+    engine = opened()
+    engine.load(weights(9), 1)
+    before = pid_of(engine)
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: pid_of(engine) != before)
+    monkeypatch.setattr(engine._weights, "write", mock.Mock(side_effect=OSError("no memory left")))
+    with pytest.raises(OSError, match="no memory left"):
+        engine.load(weights(5), 2)
+    (error,) = said(engine, SAY)
+    assert isinstance(error, EngineAway)
+    assert re.search("not taken.*had no weights to begin with", str(error))
+
+
+def test_weights_that_a_process_died_of_and_the_next_refused_end_the_engine(opened, tmp_path):
+    engine = opened(start="picky", once=str(tmp_path / "died"))
+    with pytest.raises(EngineAway, match=r"were not taken \(no such weights\)"):
+        engine.load(weights(5), 2)
+    assert engine.restarts == 0 and engine.gone
+
+
 def test_a_process_that_cannot_read_weights_says_so_and_answers_with_those_it_has(opened):
     engine = opened(start="blind")
     with pytest.raises(EngineError, match=r"OSError: .*Bad file descriptor"):
-        asyncio.run(asyncio.wait_for(asyncio.to_thread(engine.load, weights(1), 1), 15))
+        asyncio.run(asyncio.wait_for(asyncio.to_thread(engine.load, weights(1), 1), 60))
     assert said(engine, SAY)[0].ids == (3, 0)
     assert isinstance(said(engine, DIE)[0], EngineLost)
     assert said(engine, SAY)[0].version == 0

@@ -58,6 +58,12 @@ def test_rows_of_gsm8k_are_tasks(data_dir):
     assert told["pass_at"]["1"] == 1.0
 
 
+def test_a_file_without_problems_is_refused_and_nothing_is_made_up(tmp_path):
+    (tmp_path / "none.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="has no problem: name a file with at least one row"):
+        next(Math(data=str(tmp_path / "none.jsonl")).tasks("test", 0))
+
+
 def test_made_up_problems_never_go_below_zero_and_repeat_none():
     tasks = list(itertools.islice(Math(largest=5).tasks("train", 0), 400))
     assert len({one.instruction for one in tasks}) == 400

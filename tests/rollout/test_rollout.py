@@ -211,7 +211,7 @@ def test_an_update_of_three_seconds_under_a_hundred_episodes():
 
 
 def test_a_thousand_episodes_with_records(tmp_path):
-    """At most 2 ms of processor time per step; the benchmark `scheduler_overhead` is stricter."""
+    """All at once; the benchmark `scheduler_overhead` says what a step of them costs."""
 
     class Many(Echo):
         limits = replace(Echo.limits, wall_s=1000)

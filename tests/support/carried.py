@@ -10,12 +10,14 @@ import threading
 import time
 from contextlib import contextmanager
 
+import torch  # noqa: F401 - slow to load, and a process has more time for its start
+
 from agentrl.engines.base import Generation
 from agentrl.errors import AnswerFailed, ConfigError, EngineAborted, EngineAway, EngineError
 
 SAY, DIE, STOP, FAIL, GONE, WAIT, COUNT, CANCEL, LOCKED, TWO, TANGLED = range(1, 12)
 """What the first id of a prompt asks for."""
-FORK_S = 20.0
+FORK_S = 60.0
 """Seconds for which a descendant keeps what it inherited."""
 
 

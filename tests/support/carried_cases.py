@@ -19,7 +19,7 @@ def said(engine, *whats, **options):
 
     async def run():
         answers = asyncio.gather(*ask(engine, *whats, **options), return_exceptions=True)
-        return await asyncio.wait_for(answers, 15)
+        return await asyncio.wait_for(answers, 60)
 
     return asyncio.run(run())
 

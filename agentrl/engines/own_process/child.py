@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -105,19 +105,24 @@ class _Child:
         """Begin all of a packet in one turn of the loop, as it was said in one turn of another."""
         for number, name, *arguments in packet:
             if number is not None:
-                work = getattr(self, f"_{name}")(*arguments)
-                self._asked[number] = self._loop.create_task(self._answer(number, work))
-                continue
-            mine = name in ("seat", "leave", "drop", "shut")  # else pause, resume, abort
-            try:
-                getattr(*((self, f"_{name}") if mine else (self._engine, name)))(*arguments)
-            except Exception as error:  # noqa: BLE001 - nobody waits, and all would sample wrongly
-                _end(error)
+                work = self._answer(number, name, arguments)
+                self._asked[number] = self._loop.create_task(work)
+            elif name == "abort":  # behind the first step of what was asked in the same packet
+                self._loop.call_soon(self._tell, name, arguments)
+            else:
+                self._tell(name, arguments)
 
-    async def _answer(self, number: int, work: Awaitable[Any]) -> None:
+    def _tell(self, name: str, arguments: Sequence[Any]) -> None:
+        mine = name in ("seat", "leave", "drop", "shut")  # else pause, resume, abort
+        try:
+            getattr(*((self, f"_{name}") if mine else (self._engine, name)))(*arguments)
+        except Exception as error:  # noqa: BLE001 - nobody waits, and all would sample wrongly
+            _end(error)
+
+    async def _answer(self, number: int, name: str, arguments: Sequence[Any]) -> None:
         outcome: Any
         try:
-            outcome = await work
+            outcome = await getattr(self, f"_{name}")(*arguments)
         except EngineAway as error:  # for good: a new process may do better
             _end(error)
         except asyncio.CancelledError:
@@ -127,7 +132,7 @@ class _Child:
         except Exception as error:  # noqa: BLE001 - raised again where somebody waits
             outcome = _sendable(error)
         finally:
-            del self._asked[number]
+            self._asked.pop(number, None)
         self._send(number, outcome)
 
     async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, seed: int) -> Any:
@@ -151,8 +156,8 @@ class _Child:
         self._seats.pop().close()
 
     def _drop(self, number: int) -> None:
-        if number in self._asked:
-            self._asked[number].cancel()
+        if task := self._asked.pop(number, None):  # one that has not begun never will
+            task.cancel()
 
     def _shut(self) -> None:
         self._closed.set()

@@ -6,8 +6,7 @@
 The process (`child.py`) carries any engine. Whatever ends it (a signal, lack of memory, a fault of
 the engine) is met at the pipe's end at once; one that hangs is killed after `SILENT_S`. What was
 under way is lost then and has failed as `EngineLost`; what comes later waits for the next process,
-which gets the weights that were loaded last. They lie in shared memory, from where every process
-reads them.
+which reads the weights that were loaded last from shared memory.
 """
 
 from __future__ import annotations
@@ -165,8 +164,9 @@ class ProcessEngine:
                 with self._writing:
                     if self.gone:
                         raise self.gone
-                    self._refusal = None
+                    self._refusal = EngineError("they were written in part")
                     self._held = self._weights.write(weights.tensors()), version
+                    self._refusal = None
                 self._ask("load", *self._held).result()
             except Exception as error:
                 self._refusal = error  # what lies in memory is not to be given to another process
@@ -196,7 +196,7 @@ class ProcessEngine:
         """What the engine counts, where it does, and how often its process was started again."""
         counted: dict[str, float] = {}
         if self._serving:
-            with suppress(TimeoutError):  # it hangs, or is busy
+            with suppress(TimeoutError, EngineError):  # it hangs, is busy, or has just ended
                 counted = self._ask("metrics").result(METRICS_S)
         with self._lock:
             new, self._told_restarts = self.restarts - self._told_restarts, self.restarts
@@ -279,10 +279,12 @@ class ProcessEngine:
             lost = self._lose(why)
             if self._closing.is_set():
                 return EngineAborted("the engine was closed")
-            if self._held and self._refusal:
+            with self._writing:  # weights that are being written may be whole soon
+                refused = self._refusal if self._held else None
+            if refused:
                 return EngineAway(
                     f"engine {self._label!r}: the weights after version {self.version} were not"
-                    f" taken ({self._refusal}), and its own are lost since its process {why};"
+                    f" taken ({refused}), and its own are lost since its process {why};"
                     f" {self._log.tail()}; mend that and {_AGAIN}"
                 )
             if deaths > len(BACK_OFF_S):
@@ -291,9 +293,9 @@ class ProcessEngine:
                     f" last one {why}; {self._log.tail()}; mend that and {_AGAIN}"
                 )
             said = f"the process of engine {self._label!r} {why}: {lost} requests are lost, and it"
+            said = plain(f"warning: {said} is started again ({deaths} of {len(BACK_OFF_S)})")
             with suppress(OSError, ValueError):  # nobody reads, or it is closed
-                told = plain(f"warning: {said} is started again ({deaths} of {len(BACK_OFF_S)})")
-                print(told, file=sys.stderr)
+                print(said, file=sys.stderr)
             self._closing.wait(BACK_OFF_S[deaths - 1])
 
     def _carry(self, started: Future[int]) -> tuple[float, str]:
@@ -346,19 +348,19 @@ class ProcessEngine:
     def _begin(self, carrier: Carrier) -> int:
         """Have a process build the engine and take the last weights; its context length."""
 
-        def done(*words: Any) -> Any:
+        def answer(*words: Any) -> Any:
             carrier.send([(next(self._numbers), *words)])
-            _, outcome = carrier.receive()
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
+            return carrier.receive()[1]
 
-        context_length: int = done("open", self._open_engine)
+        if isinstance(context_length := answer("open", self._open_engine), Exception):
+            raise context_length
         with self._writing:  # nobody reads signs of life while it waits for that
             carrier.expect_life(SILENT_S)
-            if self._held:
-                done("load", *self._held)
-        return context_length
+            if self._held and not self._refusal:
+                self._refusal = answer("load", *self._held)
+            if self._held and self._refusal:
+                raise ProcessEnded("had no weights to begin with")
+        return int(context_length)
 
     def _link(self, carrier: Carrier) -> None:
         """Tell a process all that holds, and from now on what comes."""

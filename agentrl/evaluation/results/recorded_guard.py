@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,9 @@ class _AsRecorded(Guard):
         self, call: ToolCall, result: ToolResult, context: CallContext
     ) -> Decision | None:
         return await self._guard.after(call, result, context)
+
+    def removed(self) -> Collection[str]:
+        return self._guard.removed()
 
     def found(self, messages: Sequence[Message], files: Mapping[str, bytes]) -> dict[str, str]:
         return self._guard.found(messages, files)

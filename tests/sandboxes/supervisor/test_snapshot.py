@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import socket
 import stat
 import tempfile
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from fake_sandboxes import FakePeer
@@ -186,6 +188,30 @@ def test_a_tree_that_is_too_deep_or_wide_is_an_error(monkeypatch):
         monkeypatch.setattr(files, "MANIFEST_ENTRIES", 10)
         with pytest.raises(OSError, match="entries"):
             snapshot.take(source, 1 << 20)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (2 << 20) + 5])
+def test_the_hash_is_of_all_of_a_file(size):
+    content = (b"all of it, " * (size // 11 + 1))[:size]
+    with folder() as work:
+        plant(work, {b"file": ("file", 0o644, content)})
+        assert (
+            manifest.hash_file(work, b"file", size).decode() == hashlib.sha256(content).hexdigest()
+        )
+        if size:
+            with pytest.raises(OSError, match="MB of files"):
+                manifest.hash_file(work, b"file", size - 1)
+
+
+def test_the_hash_is_of_all_of_a_file_that_does_not_say_its_size():
+    place = os.open("/proc/self", os.O_RDONLY)
+    try:
+        whole = Path("/proc/self/limits").read_bytes()
+        assert os.stat("/proc/self/limits").st_size == 0 < len(whole)
+        found = manifest.hash_file(place, b"limits", 1 << 20).decode()
+        assert found == hashlib.sha256(whole).hexdigest()
+    finally:
+        os.close(place)
 
 
 def test_all_places_share_one_limit_of_entries(monkeypatch):

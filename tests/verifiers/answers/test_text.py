@@ -132,9 +132,9 @@ def test_agrees_with_the_published_labels_of_gsm8k(data_dir):
     assert sum(agreed) == 800
 
 
-def test_the_time_for_a_row_of_groups_grows_with_its_length_alone_and_far_numbers_are_found():
+def test_a_long_row_of_groups_costs_no_more_than_its_tail_and_far_numbers_are_found():
     def read(groups):
         assert last_number("1" + ",111" * groups + ",1") is not None
 
-    assert growth(read, 50_000) < 9  # with the square it is 16
+    assert growth(read, 2_000) < 9  # with the square it is 16
     assert last_number("it is 3/4" + " as I said" * 1000) == Fraction(3, 4)
