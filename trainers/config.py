@@ -321,7 +321,7 @@ def _worded(kind: type[BaseModel], problem: Any) -> str:
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         chosen = value.get("sampler") if isinstance(value, dict) else value
         offer = one_of_these(str(chosen), " or ".join(f"'{name}'" for name in SAMPLERS))
-        said = "" if chosen is None else f"={as_toml(chosen)}"
+        said = " is missing" if chosen is None else f"={as_toml(chosen)}"
         return f"{field}.sampler{said}: {offer}"
     if problem["type"] == "missing":
         return f"setting {field!r} is missing: add a line '{field} = …'"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import agentrl
 from agentrl.aio import is_cancelled
-from agentrl.errors import InfraError, VerifierError
+from agentrl.errors import ContractError, InfraError, VerifierError
 from agentrl.sandboxes.base import Isolation, Sandbox, SandboxNeed, SandboxPool, SandboxRole
 from agentrl.types import EndReason, Message, Score, Task
 
@@ -80,13 +80,14 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
         VerifierError: the verifier raised, took longer than `timeout_s`, or gave no Score of finite
             numbers; the cause is in the message.
         InfraError: what it raised by name, such as SandboxLost where the grader sandbox died.
+        ContractError: what it says of the environment, which is wrong for every episode.
     """
     what = f"task {submission.task.id}"
     clock = asyncio.timeout(timeout_s)
     try:
         async with clock:
             score = await verifier(_timed(submission, clock))
-    except InfraError:
+    except (InfraError, ContractError):
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as cause:
         if isinstance(cause, asyncio.CancelledError) and is_cancelled():

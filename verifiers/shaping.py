@@ -137,8 +137,8 @@ def side_effect_penalty(weight: Callable[[], float], *, cap: float = 1.0) -> Ter
     def measure(submission: Submission) -> float:
         if submission.side_effects is None:
             raise ContractError(
-                f"task {submission.task.id}: a penalty for side effects needs an environment that"
-                " says what may change: set writes, or leave safety.penalty out"
+                f"task {submission.task.id}: safety.penalty and safety.at_most need an environment"
+                " that says what may change: set its writes, or leave both out"
             )
         return -weight() if submission.side_effects else 0.0
 

@@ -31,11 +31,11 @@ def claim(out: Path, plan: dict[str, Any], what: str = "an evaluation") -> None:
     """
     path, plan = out / PLAN, redactor().row(json.loads(json.dumps(plan)))  # as written
     old = redactor().row(_read(path))
-    for name in sorted(plan.keys() & old.keys() - {"tasks"}):
-        if plan[name] != old[name]:
+    for name in sorted((plan.keys() | old.keys()) - {"tasks"}) if old else ():
+        was, now = old.get(name), plan.get(name)
+        if was != now and (was or now):  # what is left out is as what is empty
             raise ConfigError(
-                f"{out} holds {what} with another {name}{_shown(old[name], plan[name])}:"
-                " choose another --out"
+                f"{out} holds {what} with another {name}{_shown(was, now)}: choose another --out"
             )
     known = old.get("tasks", {})
     changed = next(

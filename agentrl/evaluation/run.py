@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.calls import Guard
 from agentrl.chat.settings import ChatSettings, in_words
 from agentrl.engines.settings import VLLM, EngineSettings
 from agentrl.env import ToolEnv
@@ -44,7 +45,7 @@ from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
 from agentrl.safety.guard import guard_factory
-from agentrl.safety.loading import read_policy
+from agentrl.safety.loading import idle_patterns, read_policy, refuse_unfit
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Task
@@ -212,7 +213,14 @@ class _Match:
         self.stopped: Stopped = ""
         self.user = open_user(plan, env)
         self.spent = EvalSpending(plan.max_usd, plan.max_tokens)
-        self.guard = guard_factory(read_policy(plan.policy_file)) if plan.policy_file else None
+        self.guard = self._guard() if plan.policy_file else None
+
+    def _guard(self) -> Callable[[], Guard]:
+        policy = read_policy(self.plan.policy_file)
+        refuse_unfit(policy, self.env.id, self.env.tools, sandbox=self.env.needs_sandbox)
+        for sentence in idle_patterns(policy, self.env.id, self.env.tools):
+            self.progress.note(sentence)
+        return guard_factory(policy)
 
     def open(self) -> None:
         """Start the loop thread on which everything plays."""

@@ -15,7 +15,7 @@ from agentrl.records.plain import plain
 from agentrl.safety.actions import actions_of, strictest, with_known_moves
 from agentrl.safety.approval import Approver, Request, open_approver
 from agentrl.safety.canaries import Canaries
-from agentrl.safety.globs import any_matches
+from agentrl.safety.globs import any_matches, leads_to
 from agentrl.safety.ledger import changed_files
 from agentrl.safety.policy import Action, Rule, Ruling, SafetyPolicy
 from agentrl.safety.shell import HERE, UNKNOWN
@@ -52,6 +52,11 @@ class _Undo:
         self, writes: Sequence[str], snapshot: Snapshot, files: Sequence[FileInfo]
     ) -> None:
         self.writes, self.snapshot, self.files = writes, snapshot, files
+
+    def may_change(self, path: str, kind: str) -> bool:
+        """Whether a pattern matches, or it is a folder on the way to what one matches."""
+        on_the_way = kind == "dir" and any(leads_to(pattern, path) for pattern in self.writes)
+        return on_the_way or any_matches(self.writes, path)
 
 
 class PolicyGuard(Guard):
@@ -103,7 +108,7 @@ class PolicyGuard(Guard):
             )
             reply = await self._approver.answer(request)
             by = reply.by
-            reason = ruling.reason or "the approver said no"
+            reason = ruling.reason or "it needs an approval, and there was none"
             ruling = Ruling("allow" if reply.answer == "approve" else "deny", ruling.rule, reason)
         decision = self._ruled(ruling, call, tool, actions)
         self._decision = replace(decision, effect=effect, by=by, taint=taint)
@@ -186,7 +191,7 @@ class PolicyGuard(Guard):
             asks = f"rule {rules[0].id!r}: transaction=true" if rules else "dry_run=true"
             raise ContractError(
                 f"{asks} needs a tool with @tool(reversible=True) and a"
-                f" sandbox, and {tool.name} is none: leave it out"
+                f" sandbox, and {tool.name} is none: declare it so, or leave that out"
             )
         sandbox = context.sandbox
         writes = [pattern for rule in rules for pattern in rule.writes]
@@ -203,7 +208,7 @@ class PolicyGuard(Guard):
             told = "\n".join(lines[:_MOST_LINES]) or "no file would change"
             text = f"dry run, undone; it would answer:\n{result.text}\nand change:\n{told}"
             return replace(self._decision, result=ToolResult(text), verdict="preview")
-        wrong = [path for path, _, _ in changed if not any_matches(undo.writes, path)]
+        wrong = [path for path, _, kind in changed if not undo.may_change(path, kind)]
         if not wrong and result.error is None:
             return None
         await self._restore(undo, sandbox)

@@ -4,6 +4,7 @@ wrong with them.
 
 from __future__ import annotations
 
+import difflib
 import runpy
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from agentrl.records.plain import as_toml
 from agentrl.safety.actions import actions_of
 from agentrl.safety.globs import path_matches
 from agentrl.safety.inspect_file import read_inspect_file
-from agentrl.safety.policy import DECISIONS, Rule, RuleDecision, SafetyPolicy
+from agentrl.safety.policy import Rule, RuleDecision, SafetyPolicy
 from agentrl.types import Effect, ToolCall, ToolSpec
 
 SHIPPED = ("read-only", "work-area", "no-irreversible", "lockdown")
@@ -126,7 +127,12 @@ def _worded(error: ValidationError, row: Mapping[str, Any] | None = None) -> str
     if problem["type"] == "literal_error":
         return f"{what}={as_toml(problem['input'])} is unknown: use {problem['ctx']['expected']}"
     if problem["type"] == "extra_forbidden":
-        return f"{what} is unknown: leave it out"
+        known = (Rule if rule else SafetyPolicy).model_fields
+        near = difflib.get_close_matches(field, known, n=1)
+        return f"{what} is unknown: " + (f"did you mean {near[0]!r}?" if near else "leave it out")
+    if problem["type"] == "tuple_type":
+        shown = "[[rules]]" if field == "rules" else f'{field} = ["…"]'
+        return f"{what}={as_toml(problem['input'])} is no list: write {shown}"
     if problem["type"] == "missing":
         return f"{what} is missing: add it"
     said = problem["msg"].removeprefix("Value error, ")
@@ -197,6 +203,56 @@ def _same_or_none(first: Rule, second: Rule, name: Literal["commands", "paths", 
     return same_kind and bool(narrow) and set(narrow) <= set(wide)
 
 
+def refuse_unfit(
+    policy: SafetyPolicy, env_id: str, tools: Sequence[ToolSpec], *, sandbox: bool
+) -> None:
+    """Refuse a transaction of a tool whose calls cannot be undone.
+
+    Args:
+        tools: of the environment.
+        sandbox: whether it has one.
+
+    Raises:
+        ConfigError: one sentence with the rule, the tool and the fix.
+    """
+    for rule in policy.ordered:
+        for tool in tools if rule.transaction else ():
+            if not _may_decide(rule, tool) or (tool.reversible and sandbox):
+                continue
+            why = (
+                "is not @tool(reversible=True): declare it so, keep it out by the rule's tools, or"
+                if not tool.reversible
+                else "has no sandbox to restore:"
+            )
+            raise ConfigError(
+                f"policy {policy.name}: rule {rule.id!r}: transaction=true, and {tool.name} of"
+                f" {env_id} {why} leave transaction out"
+            )
+
+
+def idle_patterns(policy: SafetyPolicy, env_id: str, tools: Sequence[ToolSpec]) -> Iterator[str]:
+    """A sentence for each rule some of whose `tools` match no tool of an environment."""
+    names = [tool.name for tool in tools]
+    for rule in policy.ordered:
+        idle = [
+            pattern
+            for pattern in rule.tools
+            if not any(path_matches(pattern, name) for name in names)
+        ]
+        if idle:
+            yield (
+                f"policy {policy.name}: rule {rule.id!r}: no tool of {env_id} is called"
+                f" {idle[0]!r}; it has {', '.join(names) or 'none'}"
+            )
+
+
+def _may_decide(rule: Rule, tool: ToolSpec) -> bool:
+    """Whether a call of the tool may meet the rule's conditions."""
+    named = not rule.tools or any(path_matches(pattern, tool.name) for pattern in rule.tools)
+    effect = not rule.effects or bool(tool.shell) or tool.effect in rule.effects
+    return named and effect and (not rule.commands or bool(tool.shell))
+
+
 def run_examples(policy: SafetyPolicy) -> list[ExampleResult]:
     """Judge the policy's own examples.
 
@@ -226,4 +282,7 @@ def _example(row: Mapping[str, Any], where: str) -> Example:
         raise ConfigError(f"{where}: {_worded(error)}") from None
 
 
-__all__ = ["DECISIONS", "SHIPPED", "check_policy", "dead_rules", "read_policy", "run_examples"]
+__all__ = [
+    *("DECISIONS", "SHIPPED", "check_policy", "dead_rules", "idle_patterns", "read_policy"),
+    *("refuse_unfit", "run_examples"),
+]

@@ -153,6 +153,15 @@ class Rule(BaseModel):
     """Of a permission for a reversible tool: run it, and undo it where it changed other files than
     `writes` names, or failed. One such action makes the whole call a transaction."""
 
+    @field_validator("paths", "writes")
+    @classmethod
+    def _shortest(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            steps = pattern.removeprefix("/").split("/")
+            if pattern not in (".", "/") and not {"", ".", ".."}.isdisjoint(steps):
+                raise ValueError(f"{pattern!r} matches no path: leave out '.', '..' and '//'")
+        return patterns
+
     @model_validator(mode="after")
     def _sound(self) -> Rule:
         if self.decision == "allow" and self.taint:

@@ -13,6 +13,7 @@ import argparse
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -81,7 +82,7 @@ def interval(means: np.ndarray) -> tuple[float, float]:
 
 def best_rates(found: Sequence[Result]) -> dict[str, float]:
     """Recipe -> the rate with the highest mean pass@1 of the runs on which rates are tuned; a run
-    that stopped early counts with what it had.
+    that stopped early counts with what it had, and a rate of which a run learnt nothing is out.
     """
     tried = defaultdict[tuple[str, float], list[float]](list)
     for one in found:
@@ -169,7 +170,9 @@ def main() -> None:
         for seed in seeds:
             for name in names:
                 for rate in RATES:
-                    _say(given.folder, Job(given.env, name, start, seed, rate), given.rounds)
+                    job = Job(given.env, name, start, seed, rate)
+                    if not _has_failed(_found(given.folder, given.env), job):
+                        _say(given.folder, job, given.rounds)
     found = _found(given.folder, given.env)
     rates = best_rates(found)
     if not given.table:
@@ -180,6 +183,12 @@ def main() -> None:
                     _say(given.folder, job, given.rounds)
         found = _found(given.folder, given.env)
     print(table(found, rates))
+
+
+def _has_failed(found: Sequence[Result], job: Job) -> bool:
+    """Whether an earlier run at this rate learnt nothing: it is not tried on another seed."""
+    same = [one for one in found if replace(one.job, seed=job.seed) == job]
+    return any(one.pass_at_1 <= one.before for one in same)
 
 
 def _found(folder: Path, env: str) -> list[Result]:

@@ -31,7 +31,7 @@ MISTAKES = {
     ),
     "unknown field": (
         {"rules": [{"id": "a", "decision": "allow", "tool": "x"}]},
-        "rule 'a': tool is unknown: leave it out",
+        "rule 'a': tool is unknown: did you mean 'tools'?",
     ),
     "no name": ({"name": None, "rules": []}, "name=None: input should be a valid string"),
     "two of one id": (

@@ -39,11 +39,7 @@ class Shell(Echo):
 
 POLICY = SafetyPolicy(
     name="p",
-    rules=(
-        Rule(
-            id="any", decision="allow", tools=("run",), transaction=True, writes=("out/**", "out")
-        ),
-    ),
+    rules=(Rule(id="any", decision="allow", tools=("run",), transaction=True, writes=("out/**",)),),
 )
 
 

@@ -22,7 +22,7 @@ from agentrl.policies.base import TokenPolicy
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.safety.guard import guard_factory
-from agentrl.safety.loading import read_policy
+from agentrl.safety.loading import idle_patterns, read_policy, refuse_unfit
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import TokenBatch
@@ -107,8 +107,8 @@ class Run:
             config.safety, found.state.get("multiplier") if found else None
         )
         self._warn_of_price(config.tasks_per_step * config.group_size)
-        self._guard = self._guard_of(config)
         self.tasks = RunTasks(config, self._price.around)
+        self._guard = self._guard_of(config)
         for sentence in self.tasks.overlaps():
             self._warn(sentence)
         self.chat = open_chat(found.model if found else config.model, config.chat)
@@ -270,7 +270,12 @@ class Run:
     def _guard_of(self, config: TrainConfig) -> Callable[[], Guard] | None:
         if not config.safety.policy:
             return None
-        return guard_factory(read_policy(config.safety.policy), deterministic=True)
+        policy = read_policy(config.safety.policy)
+        for env in self.tasks.environments.values():
+            refuse_unfit(policy, env.id, env.tools, sandbox=env.needs_sandbox)
+            for sentence in idle_patterns(policy, env.id, env.tools):
+                self._warn(sentence)
+        return guard_factory(policy, deterministic=True)
 
     def _end_beyond_budget(self, step: int) -> None:
         """End the run with this round where the policy is too far from its reference."""
@@ -284,7 +289,7 @@ class Run:
 
     def _check_given(self) -> None:
         tested = [task.id for task in self.tasks.held_out]
-        self._given.refuse_others(self.tasks.names, tested, self.tokenizer)
+        self._given.refuse_others(set(self.tasks.environments), tested, self.tokenizer)
         if sentence := self._given.of_test_split():
             self._warn(sentence)
 

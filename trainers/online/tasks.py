@@ -66,9 +66,9 @@ class RunTasks:
         return next(needing, self._parts[0].make)
 
     @property
-    def names(self) -> set[str]:
-        """Names of the environments, as episodes record them."""
-        return {part.make().id for part in self._parts}
+    def environments(self) -> Mapping[str, ToolEnv]:
+        """Name, as episodes record it -> one environment of that name; levels share theirs."""
+        return {env.id: env for env in (part.make() for part in self._parts)}
 
     @property
     def turn_tokens(self) -> int:

@@ -151,9 +151,11 @@ def test_policy(
     as_json: Json = False,
 ) -> None:
     """Judge a policy's own examples; exit code 1 where one gets another ruling."""
+    from agentrl.safety.guard import guard_factory
     from agentrl.safety.loading import read_policy, run_examples
 
     policy = read_policy(file)
+    guard_factory(policy)  # its approval and canaries are checked too
     results = run_examples(policy)
     named = {result.got.rpartition(" by ")[2] for result in results}
     untried = [rule.id for rule in policy.ordered if rule.id not in named]

@@ -38,7 +38,9 @@ def compare(
 def comparison_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The result of `agentrl.evaluation.results.compare.compare_runs` in lines of text."""
     for name in ("first", "second"):
-        yield f"{name:<6} {result[name]['policy']}  ({result[name]['run']})"
+        safety = result[name].get("policy_file")
+        under = f" under the safety policy {safety}" if safety else ""
+        yield f"{name:<6} {result[name]['policy']}{under}  ({result[name]['run']})"
     low, high = result["ci95"]
     yield (
         f"second minus first {result['difference']:+.4f}  (95 % interval {low:+.4f} to {high:+.4f},"

@@ -278,4 +278,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _named(run: _Run) -> dict[str, Any]:
-    return {"run": str(run.folder), "policy": run.result["policy"]}
+    safety = run.result.get("policy_file")
+    named = {"run": str(run.folder), "policy": run.result["policy"]}
+    return {**named, "policy_file": safety} if safety else named

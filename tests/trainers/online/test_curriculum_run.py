@@ -104,7 +104,7 @@ def test_killed_and_resumed_the_same_tasks_are_chosen(model, tmp_path):
         ('env = "calc-v0"', ["curriculum.sampler=lernability"], "did you mean 'learnability'"),
         ('env = "calc-v0"', ["curriculum.sampler=band", "curriculum.low=0.9"],
          "the band from low=0.9 to high=0.8 is empty"),
-        ('env = "calc-v0"', ["curriculum.explore=0.2"], "curriculum.sampler: must be"),
+        ('env = "calc-v0"', ["curriculum.explore=0.2"], "curriculum.sampler is missing: must be"),
         ('env = "calc-v0"', ["curriculum.sampler=band", "curriculum.lwo=0.1"],
          "'curriculum.lwo' is unknown: did you mean 'low'"),
         ('env = "calc-v0"\ncurriculum = {sampler = "staged", target = 0.5, levels = [{}, {}]}',

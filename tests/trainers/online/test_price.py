@@ -108,8 +108,16 @@ def test_the_penalty_moves_the_reward_and_never_the_verdict():
 
 def test_what_nobody_measures_has_no_price():
     submission = Submission(make_task(), (), EndReason.ANSWERED)
-    with pytest.raises(ContractError, match="set writes"):
+    with pytest.raises(ContractError, match="set its writes"):
         side_effect_penalty(lambda: 0.1)(submission)
+
+
+@pytest.mark.parametrize("settings", [{"penalty": 0.3}, {"at_most": 0.1}])
+def test_a_run_whose_environment_declares_no_writes_ends_with_that_sentence(settings):
+    price = SideEffectPrice(SafetySettings(**settings))
+    task = make_task(hidden={"answer": "yes"})
+    with pytest.raises(ContractError, match=r"safety\.penalty and safety\.at_most need an env"):
+        play_one(price.around(Echo), script(says(content="yes")), task)
 
 
 def test_rates_are_told_apart_from_success_and_left_out_where_nobody_looked():

@@ -300,7 +300,7 @@ def test_the_line_of_a_round_says_the_kl_to_the_reference_where_there_is_one():
     [
         ({"steps": True}, "steps=true: input should be"),
         ({"curriculum": True}, "curriculum=true must be a table, as in curriculum = {…}"),
-        ({"curriculum": {"explore": 0.2}}, "curriculum.sampler: must be 'in_order' or"),
+        ({"curriculum": {"explore": 0.2}}, "curriculum.sampler is missing: must be 'in_order' or"),
     ],
 )
 def test_settings_are_shown_as_toml_writes_them(row, said):
