@@ -27,8 +27,8 @@ from benchmarks.experiments.drawing import drawing
 
 TARGET = 0.8
 KNOBS = {"kinds": ["operator"], "names": 8, "function_names": 4}
-SYMBOLS = ("+", "-", "*", "min")
-LEVELS = [{"symbols": list(SYMBOLS[:size])} for size in (2, 3, 4)]
+SYMBOLS = ("+", "-", "*")
+LEVELS = [{"symbols": list(SYMBOLS[:size])} for size in (2, 3)]
 POOL = {"pool": 1024, "levels": LEVELS}
 FILTER = {"filter_groups": True}
 ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -49,10 +49,11 @@ TONES = ("#7c8087", "#c0313a", "#2563c9", "#18805a", "#c45a12", "#7a4bc4", "#0f7
 
 PLAN = DemoPlan(
     knobs=(("kinds", ("operator",)), ("names", 8), ("function_names", 4), ("symbols", SYMBOLS)),
-    sft_steps=50,
+    sft_steps=34,
+    sft_more=4,
     sft_until=0.15,
     practice=64,
-    rounds=60,
+    rounds=48,
 )
 
 
@@ -63,7 +64,7 @@ def settings(start: TrainConfig, arm: str, seed: int) -> TrainConfig:
         "seed": seed,
         "env_settings": KNOBS,
         "curriculum": {**POOL, **curriculum},
-        "eval_every": 5,
+        "eval_every": 4,
         "held_out": {"tasks": 128},
         "save_every": PLAN.rounds,
         "quiet_rounds": 20,
