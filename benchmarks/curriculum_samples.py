@@ -1,5 +1,6 @@
 """Sampled episodes, dropped ones included, until a tiny agent solves four of five held-out programs
-of mixed difficulty: tasks by learnability with the filter, against tasks drawn evenly.
+of mixed difficulty: tasks by learnability, with options for a policy that moves fast (`sharpness` 1,
+`explore` 0.3, `drift` 0.1), against tasks drawn evenly; both with the filter.
 
 Seeds without a result in `runs/curricula` are trained first, which takes hours on two cores.
 """
@@ -14,15 +15,15 @@ from benchmarks.experiments.curricula import measure as play
 from benchmarks.row import Row
 
 SEEDS = (0, 1, 2)
+OURS, THEIRS = "learnability-wide", "uniform"
 FOLDER = Path("runs/curricula")
 
 
 def measure() -> Row:
     """Medians over the seeds; a run that never reaches the target counts as all that it sampled."""
-    rows = play(FOLDER, SEEDS, ("uniform", "learnability"))
-    of = {arm: [row for row in rows if row["arm"] == arm] for arm in ("uniform", "learnability")}
+    rows = play(FOLDER, SEEDS, (THEIRS, OURS))
     ours, theirs = (
-        median(row["episodes"] for row in of[arm]) for arm in ("learnability", "uniform")
+        median(row["episodes"] for row in rows if row["arm"] == arm) for arm in (OURS, THEIRS)
     )
     notes = "; ".join(
         f"seed {row['seed']}, {row['arm']}: {row['episodes']}"

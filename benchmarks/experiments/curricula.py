@@ -3,7 +3,7 @@ tasks drawn evenly and once with each of the curricula, from one warm start per 
 
     python -m benchmarks.experiments.curricula FOLDER [SEED …] [ARM …]
 
-leaves `curricula-SEED.svg` in the folder.
+leaves `curricula.svg` in the folder.
 
 Counted are all sampled episodes, those of dropped groups included, until held-out pass@1 over all
 levels first reaches `TARGET`; a run that never reaches it counts as all that it sampled. A run
@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentrl.records.files import read_metrics
@@ -85,17 +86,31 @@ def episodes_to_target(
     return int(sampled), False
 
 
-def picture(folder: Path, seed: int) -> str:
-    """Held-out pass@1 against sampled episodes of every run of a seed, as a drawing."""
+def picture(folder: Path, seeds: Sequence[int]) -> str:
+    """Held-out pass@1 against sampled episodes: of each arm the mean over its seeds, and their
+    range.
+    """
     lines = []
-    for number, arm in enumerate(arm for arm in ARMS if (folder / f"{arm}-{seed}").is_dir()):
-        sampled, points = 0.0, []
-        for row in read_metrics(folder / f"{arm}-{seed}" / "metrics.jsonl"):
-            sampled += row.get("episodes/total", 0.0) + row.get("refill/episodes", 0.0)
-            if "eval/pass_at_1" in row:
-                points.append((sampled, row["eval/pass_at_1"]))
-        lines.append(Series(arm, tuple(points), TONES[number]))
+    for arm, tone in zip(ARMS, TONES, strict=True):
+        runs = [_curve(path) for seed in seeds if (path := folder / f"{arm}-{seed}").is_dir()]
+        if not runs:
+            continue
+        sampled = [fmean(at for at, _ in row) for row in zip(*runs, strict=False)]
+        passed = [[value for _, value in row] for row in zip(*runs, strict=False)]
+        points = tuple(zip(sampled, map(fmean, passed), strict=True))
+        band = tuple(zip(sampled, map(min, passed), map(max, passed), strict=True))
+        lines.append(Series(f"{arm}, {len(runs)} seeds", points, tone, band))
     return drawing(lines)
+
+
+def _curve(run: Path) -> list[tuple[float, float]]:
+    """Sampled episodes and held-out pass@1 at each evaluation."""
+    sampled, points = 0.0, []
+    for row in read_metrics(run / "metrics.jsonl"):
+        sampled += row.get("episodes/total", 0.0) + row.get("refill/episodes", 0.0)
+        if "eval/pass_at_1" in row:
+            points.append((sampled, row["eval/pass_at_1"]))
+    return points
 
 
 def measure(folder: Path, seeds: Sequence[int], arms: Sequence[str]) -> list[dict[str, Any]]:
@@ -132,5 +147,4 @@ if __name__ == "__main__":
     chosen = [name for name in numbers if name in ARMS] or list(ARMS)
     seeds = [int(name) for name in numbers if name not in ARMS] or [0, 1, 2]
     measure(Path(where), seeds, chosen)
-    for one in seeds:
-        (Path(where) / f"curricula-{one}.svg").write_text(picture(Path(where), one))
+    (Path(where) / "curricula.svg").write_text(picture(Path(where), seeds))
