@@ -1,6 +1,6 @@
 """Sampled episodes, dropped ones included, until a tiny agent solves four of five held-out programs
-of mixed difficulty: tasks by learnability, with options for a policy that moves fast (`sharpness` 1,
-`explore` 0.3, `drift` 0.1), against tasks drawn evenly; both with the filter.
+of mixed difficulty: tasks by learnability, with options for a policy that moves fast, against tasks
+drawn evenly; both with the filter.
 
 Seeds without a result in `runs/curricula` are trained first, which takes hours on two cores.
 """
