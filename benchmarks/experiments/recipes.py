@@ -37,11 +37,12 @@ def drawn_means(
 ) -> dict[str, np.ndarray]:
     """Recipe -> means of pass@1 over warm starts, runs of each, and tasks of each, all drawn with
     replacement (draws,). Warm starts that a recipe has no run of are left out, as are tasks that
-    a run from the same warm start has lost.
+    a run of the same seed has lost.
 
     A hierarchical bootstrap (Davison and Hinkley 1997, section 3.8): an interval from it is for
     other warm starts and other runs as well as other tasks. The same warm starts and tasks are
     drawn for all recipes, so that differences of two are paired; runs are each recipe's own.
+    Each seed has held-out tasks of its own.
 
     Raises:
         ValueError: no warm start has a run of every recipe.
@@ -50,28 +51,34 @@ def drawn_means(
     starts = sorted(set.intersection(*({one.job.start for one in runs} for runs in found.values())))
     if not starts:
         raise ValueError(f"no warm start has a run of every one of {', '.join(found)}")
-    passed_RT = {start: _outcomes(found, start) for start in starts}
+    passed_T = {start: _outcomes(found, start) for start in starts}
     means = {name: np.zeros(draws) for name in found}
     for draw in range(draws):
         for start in map(int, chance.choice(starts, len(starts))):
-            n_tasks = next(iter(passed_RT[start].values())).shape[1]
-            tasks = chance.integers(n_tasks, size=n_tasks)
-            for name, rows in passed_RT[start].items():
-                runs = chance.integers(len(rows), size=len(rows))
-                means[name][draw] += rows[np.ix_(runs, tasks)].mean() / len(starts)
+            sizes = {seed: len(row) for rows in passed_T[start].values() for seed, row in rows}
+            tasks = {seed: chance.integers(size, size=size) for seed, size in sizes.items()}
+            for name, rows in passed_T[start].items():
+                picked = [rows[one] for one in chance.integers(len(rows), size=len(rows))]
+                value = fmean(float(row[tasks[seed]].mean()) for seed, row in picked)
+                means[name][draw] += value / len(starts)
     return means
 
 
-def _outcomes(found: Mapping[str, Sequence[Result]], start: int) -> dict[str, np.ndarray]:
-    """Recipe -> which tasks passed in its runs from a warm start (runs, tasks): those that every
-    run has a score of, in one order.
+def _outcomes(
+    found: Mapping[str, Sequence[Result]], start: int
+) -> dict[str, list[tuple[int, np.ndarray]]]:
+    """Recipe -> of each of its runs from a warm start the seed, and which held-out tasks passed
+    (tasks,): runs of one seed have the same tasks, in one order, those that each has a score of.
     """
-    of = {name: [one for one in runs if one.job.start == start] for name, runs in found.items()}
-    tasks = sorted(set.intersection(*(set(one.passed) for runs in of.values() for one in runs)))
-    return {
-        name: np.array([[one.passed[task] for task in tasks] for one in runs], float)
-        for name, runs in of.items()
-    }
+    of = [(name, one) for name, runs in found.items() for one in runs if one.job.start == start]
+    tasks = dict[int, set[str]]()
+    for _, one in of:
+        tasks[one.job.seed] = tasks.get(one.job.seed, set(one.passed)) & set(one.passed)
+    rows = defaultdict[str, list[tuple[int, np.ndarray]]](list)
+    for name, one in of:
+        passed = [one.passed[task] for task in sorted(tasks[one.job.seed])]
+        rows[name].append((one.job.seed, np.array(passed, float)))
+    return rows
 
 
 def interval(means: np.ndarray) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from benchmarks.experiments.recipe_runs import Job, Result
 from benchmarks.experiments.recipes import drawn_means, interval
 
 
-def run(recipe, start, outcomes):
-    job = Job("calc-v0", recipe, start, 0, 3e-4)
+def run(recipe, start, outcomes, seed=0):
+    job = Job("calc-v0", recipe, start, seed, 3e-4)
     return Result(job, outcomes, 0.3, 5120, 40, 0.0, None, None, None, 1.0)
 
 
@@ -41,6 +41,21 @@ def test_a_lost_episode_is_left_out_for_all():
         means = drawn_means(found, 2000, 0)
         expected = np.mean([whole[task] for task in torn])
         assert means["a"].mean() == pytest.approx(expected, abs=0.01)
+
+
+def test_each_seed_has_tasks_of_its_own():
+    """With all runs alike, an interval is that of the tasks of both seeds."""
+    chance = np.random.default_rng(3)
+    rows = [{f"{seed}-{task}": one for task, one in outcomes(chance).items()} for seed in (0, 1)]
+    runs = {
+        name: [run(name, 0, passed, seed) for seed, passed in enumerate(rows)]
+        for name in ("a", "b")
+    }
+    runs["b"] = runs["b"][:1]
+    means = drawn_means(runs, 2000, 0)
+    expected = np.mean([value for row in rows for value in row.values()])
+    assert means["a"].mean() == pytest.approx(expected, abs=0.01)
+    assert means["b"].mean() == pytest.approx(np.mean(list(rows[0].values())), abs=0.01)
 
 
 def test_recipes_without_a_common_start_are_refused():
