@@ -4,8 +4,10 @@ import pytest
 from helpers import Echo, last_json, run_cli
 from typer.testing import CliRunner
 
+from agentrl.calls import Guard
 from agentrl.cli.app import app
 from agentrl.errors import ConfigError
+from agentrl.evaluation.results.recorded_guard import _AsRecorded
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.safety.loading import idle_patterns, refuse_unfit
 from agentrl.safety.policy import Rule, SafetyPolicy
@@ -124,6 +126,11 @@ def test_a_list_is_asked_for_as_toml_writes_it(tmp_path, rule, fix):
     done = CliRunner().invoke(app, ["policy", "test", str(file)])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).endswith(f"is no list: {fix}")
+
+
+def test_a_guard_as_recorded_passes_on_all_that_a_guard_is_asked():
+    asked = {name for name in vars(Guard) if not name.startswith("_")}
+    assert "removed" in asked and asked <= vars(_AsRecorded).keys()
 
 
 def test_two_runs_under_two_policies_are_named(tmp_path):

@@ -196,7 +196,7 @@ class ProcessEngine:
         """What the engine counts, where it does, and how often its process was started again."""
         counted: dict[str, float] = {}
         if self._serving:
-            with suppress(TimeoutError, EngineError):  # it hangs, is busy, or has just ended
+            with suppress(TimeoutError, EngineAborted, EngineAway):  # it hangs, is busy, or ended
                 counted = self._ask("metrics").result(METRICS_S)
         with self._lock:
             new, self._told_restarts = self.restarts - self._told_restarts, self.restarts
