@@ -172,7 +172,7 @@ class _Laid(NamedTuple):
 
     def take(self, states_BTd: Tensor) -> Tensor:
         """The (N, d) of a model's (B, T, d) that wanted tokens are predicted from."""
-        return states_BTd.flatten(0, 1)[self.places_N]
+        return states_BTd.flatten(0, 1).index_select(0, self.places_N)
 
 
 def _laid(model: Any, ids_BT: Tensor, predicted_BT: Tensor) -> _Laid:

@@ -102,6 +102,28 @@ def test_values_and_gradients_are_those_of_rows(rows, wanted):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.bit_equal
+def test_gradients_of_shared_states_add_up_in_one_order():
+    """Enough tokens that torch divides the sum among its threads."""
+    model = tiny_model()
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(1, 90, (20,), generator=generator).tolist()
+    said = torch.randint(1, 90, (256, 8), generator=generator).tolist()
+    answers = range(len(prompt), len(prompt) + 8)
+    batch = asked([prompt + row for row in said], [answers] * len(said))
+    pulls_BT = torch.randn(batch.mask_BT.shape, generator=generator)
+    threads, found = torch.get_num_threads(), set[bytes]()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(20):
+            model.zero_grad()
+            token_logprobs(model, batch).logprobs_BT.mul(pulls_BT).sum().backward()
+            found.add(model.model.norm.weight.grad.numpy().tobytes())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
 def test_the_model_reads_fewer_tokens(monkeypatch):
     model, batch = tiny_model(), asked([[*range(1, 40), last, 9] for last in range(40, 48)])
     seen = []
