@@ -231,12 +231,12 @@ def refuse_unfit(
 
 
 def idle_patterns(policy: SafetyPolicy, env_id: str, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """A sentence for each rule some of whose `tools` match no tool of an environment."""
+    """A sentence for each rule some of whose `tools` or `taint` match no tool of an environment."""
     names = [tool.name for tool in tools]
     for rule in policy.ordered:
         idle = [
             pattern
-            for pattern in rule.tools
+            for pattern in (*rule.tools, *rule.taint)
             if not any(path_matches(pattern, name) for name in names)
         ]
         if idle:

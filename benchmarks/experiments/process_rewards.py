@@ -1,9 +1,9 @@
 """Process reward models on calc-v0: are labels right, does a model learn them, and does credit by
 turns from it pay?
 
-`python -m benchmarks.experiments.process_rewards [--folder DIR] [--rounds 24] [--seeds 0]` makes
-what is missing in the folder and prints the figures of docs/rlhf.md. It can be stopped and gone on
-with.
+`python -m benchmarks.experiments.process_rewards [--folder DIR] [--tasks 96] [--rounds 24]
+[--seeds 0]` makes what is missing in the folder and prints the figures of docs/rlhf.md: four
+episodes of each task are labelled. It can be stopped and gone on with.
 
 A turn of calc-v0 is right if the calculator said the next value that the expression needs, after
 turns that were right; an answer is right if it is the answer. The task says all of these values.
@@ -42,7 +42,7 @@ from agentrl.verifiers.answers.text import last_number
 KNOBS: dict[str, Any] = {"operations": 3, "largest": 20}
 POLICY_STEPS, COMPLETER_STEPS = 76, 150
 """Of supervised training: a policy that solves a third, and one that solves most."""
-TASKS, SAMPLES, COMPLETIONS = {"train": 96, "test": 64}, 4, 8
+TEST_TASKS, SAMPLES, COMPLETIONS = 64, 4, 8
 TARGET = 0.8
 """Held-out pass@1 up to which training episodes are counted."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -81,7 +81,7 @@ def _is_answer(task: Task, text: str) -> bool:
     return last_number(text) == task.hidden["answer"]
 
 
-def prepare(folder: Path) -> tuple[str, str]:
+def prepare(folder: Path, train_tasks: int) -> tuple[str, str]:
     """The policy and its completer, of one tokenizer, and episodes of the former."""
     made = []
     for name, steps in (("policy", POLICY_STEPS), ("completer", COMPLETER_STEPS)):
@@ -94,7 +94,7 @@ def prepare(folder: Path) -> tuple[str, str]:
             )  # fmt: skip
             prepare_demo(plan, 0, "auto", folder / name)
         made.append(str(place))
-    for split, tasks in TASKS.items():
+    for split, tasks in {"train": train_tasks, "test": TEST_TASKS}.items():
         make = factory("calc-v0", **KNOBS)
         plan_of = EvalPlan(
             make, f"hf:{made[0]}", split, tasks, SAMPLES, out=folder / f"play-{split}"
@@ -202,18 +202,19 @@ def main() -> None:
     """Make what is missing, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/process_rewards"))
+    parser.add_argument("--tasks", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--seeds", default="0")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     folder = given.folder
-    policy, completer = prepare(folder)
+    policy, completer = prepare(folder, given.tasks)
     plan = LabelPlan(folder / "play-train", f"hf:{completer}", folder / "labels", COMPLETIONS)
     print("labels:", label_turns(plan))
     print("agreement:", agreement(folder / "labels" / LABELS, folder / "play-train"))
     judge = learn(folder, completer)
     print("ranking:", ranking(judge, folder / "play-test"))
-    for seed in map(int, given.seeds.split(",")):
+    for seed in map(int, filter(None, given.seeds.split(","))):
         for arm in ARMS:
             found = play(folder, policy, judge, arm, seed, given.rounds)
             curve = ", ".join(f"{episodes}: {passed:.2f}" for episodes, passed in found["curve"])

@@ -73,6 +73,9 @@ def test_a_rule_for_a_tool_that_is_not_there_is_warned_of(tmp_path):
     evaluate(plan, EvalProgress(note=notes.append))
     told = "rule 'no': no tool of echo-v0 is called 'sya'; it has say, submit"
     assert any(told in note for note in notes)
+    heard = SafetyPolicy(name="t", rules=(Rule(id="b", decision="deny", taint=("raed",)),))
+    (said,) = idle_patterns(heard, "echo-v0", Echo().tools)
+    assert "no tool of echo-v0 is called 'raed'" in said
     fits = SafetyPolicy(name="q", rules=(Rule(id="a", decision="deny", tools=("s*",)),))
     assert list(idle_patterns(fits, "echo-v0", Echo().tools)) == []
 
