@@ -5,36 +5,25 @@ opens such a file moves the torn bytes to `<file>.torn`; a reader leaves them ou
 a RecordWarning. A line broken anywhere else is a UserError: it was not a crash. Readers keep the
 last record of each key, so an episode recorded again after a resume counts once. One writer per
 file.
-
-Every line is strict JSON with its format version under `v`. NaN and infinities are written as
-null, and `nonfinite` lists their paths and names, so that readers can restore them. Secrets are
-left out (`agentrl.records.redact`).
+What a line is: `agentrl.records.lines`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 import warnings
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agentrl.errors import ContractError, UserError
-from agentrl.records.redact import Redactor, redactor
+from agentrl.records.lines import ESCAPE, FORMAT_VERSION, is_json, parse_line, to_line
+from agentrl.records.redact import redactor
 from agentrl.records.rows import Row, episode_of, episode_row
 from agentrl.trajectory import Episode, EpisodeKey
-
-FORMAT_VERSION = 2
-"""Version 1 wrote `"side_effects": {}` for episodes in which nothing measured them."""
-
-_DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-_NO_ROW = (ValueError, TypeError, KeyError, IndexError, zlib.error)
-_ESCAPE = "backslashreplace"  # a lone surrogate has no UTF-8; its Python escape is also JSON's
 
 T = TypeVar("T")
 
@@ -64,7 +53,7 @@ class _LineWriter:
     def _append(self, row: Row, what: str) -> None:
         if self._file < 0:
             raise ValueError(f"{self.path} is closed")
-        line = _to_line({"v": FORMAT_VERSION, **row}, what, self._secrets)
+        line = to_line({"v": FORMAT_VERSION, **row}, what, self._secrets)
         written = 0
         try:
             while written < len(line):
@@ -160,18 +149,46 @@ def read_plain_rows(path: str | os.PathLike[str]) -> list[Row]:
     Raises:
         UserError: the file is missing, or a line that is not the last is broken.
     """
-    return list(_parse_rows(Path(path), dict))
+    return list(_rows(Path(path), dict))
+
+
+class EpisodeFile:
+    """The episodes of a file that may be larger than memory: iterated in file order, repeated keys
+    included, and those met so far read again by their keys.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._places: dict[EpisodeKey, int] = {}
+
+    def __iter__(self) -> Iterator[Episode]:
+        """Raises UserError: the file is missing, or a line that is not the last is broken."""
+        for place, episode in _places(self._path, episode_of):
+            self._places[episode.key] = place
+            yield episode
+
+    def read(self, keys: Iterable[EpisodeKey]) -> dict[EpisodeKey, Episode]:
+        """The last record of each of these keys that was met.
+
+        Raises:
+            KeyError: a key was not met.
+        """
+        with self._path.open("rb") as file:
+
+            def at(place: int) -> Episode:
+                file.seek(place)
+                return parse_line(file.readline(), f"{self._path}: byte {place}", episode_of)
+
+            return {key: at(self._places[key]) for key in keys}
 
 
 def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     """Yield every recorded episode in file order, repeated keys included.
 
-    For files that are larger than memory.
-
     Raises:
         UserError: the file is missing, or a line that is not the last is broken.
     """
-    return _parse_rows(Path(path), episode_of)
+    return iter(EpisodeFile(path))
 
 
 def read_episodes(path: str | os.PathLike[str]) -> dict[EpisodeKey, Episode]:
@@ -189,7 +206,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         UserError: the file is missing, or a line that is not the last is broken.
     """
-    rows = {row["step"]: row for row in _parse_rows(Path(path), _metrics)}
+    rows = {row["step"]: row for row in _rows(Path(path), _metrics)}
     return [rows[step] for step in sorted(rows)]
 
 
@@ -209,8 +226,8 @@ def set_aside(path: str | os.PathLike[str], unwanted: Callable[[Row], bool]) -> 
     try:
         with target.open("rb") as source, draft.open("wb") as kept, side.open("ab") as aside:
             for number, line in enumerate(source, 1):
-                torn = not line.strip() or (not line.endswith(b"\n") and not _is_json(line))
-                moves = not torn and _parse(line, f"{target}:{number}", unwanted)
+                torn = not line.strip() or (not line.endswith(b"\n") and not is_json(line))
+                moves = not torn and parse_line(line, f"{target}:{number}", unwanted)
                 (aside if moves else kept).write(line)
                 moved += moves
             for file in (aside, kept):
@@ -237,7 +254,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
         raise ContractError(
             f"{path} cannot be written as JSON ({error}); use finite numbers and text"
         ) from error
-    write_bytes_atomic(path, text.encode(errors=_ESCAPE))
+    write_bytes_atomic(path, text.encode(errors=ESCAPE))
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
@@ -262,96 +279,28 @@ def write_bytes_atomic(path: str | os.PathLike[str], content: bytes) -> None:
         os.close(folder)
 
 
-# Lines
-
-
-def _to_line(row: Row, what: str, secrets: Redactor) -> bytes:
-    try:
-        row = secrets.row(row)
-        try:
-            text = _DUMP(row)
-        except ValueError:
-            found: list[tuple[list[str | int], str]] = []
-            finite = _without_nonfinite(row, [], found)
-            text = _DUMP({**finite, "nonfinite": found})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ContractError(
-            f"{what} cannot be written as JSON ({error}); use numbers, text, lists, dicts"
-        ) from error
-    return text.encode(errors=_ESCAPE) + b"\n"
-
-
-def _without_nonfinite(
-    value: Any, path: list[str | int], found: list[tuple[list[str | int], str]]
-) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        found.append((path, str(float(value))))
-        return None
-    if isinstance(value, dict):
-        return {
-            key: _without_nonfinite(item, [*path, str(key)], found) for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_without_nonfinite(item, [*path, index], found) for index, item in enumerate(value)]
-    return value
-
-
-def _restore_nonfinite(row: Row) -> None:
-    for path, name in row.pop("nonfinite", ()):
-        place: Any = row
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = float(name)
-
-
-def _parse_rows(path: Path, parse: Callable[[Row], T]) -> Iterator[T]:
-    """Yield records; blank lines are passed over."""
+def _places(path: Path, parse: Callable[[Row], T]) -> Iterator[tuple[int, T]]:
+    """Yield the byte at which each record begins, and the record; blank lines are passed over."""
     if not path.is_file():
         raise UserError(f"no records at {path}; give the run folder's file")
+    begins = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            place, begins = begins, begins + len(line)
             if not line.strip():
                 continue
-            if not line.endswith(b"\n") and not _is_json(line):
+            if not line.endswith(b"\n") and not is_json(line):
                 warnings.warn(
                     f"{path}:{number}: the last line is torn ({len(line)} bytes) and was left out",
                     RecordWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return
-            yield _parse(line, f"{path}:{number}", parse)
+            yield place, parse_line(line, f"{path}:{number}", parse)
 
 
-def _parse(line: bytes, where: str, parse: Callable[[Row], T]) -> T:
-    try:
-        row = json.loads(line)
-        version = row.pop("v")
-        if version in (1, FORMAT_VERSION):
-            _restore_nonfinite(row)
-            return parse(row if version == FORMAT_VERSION else _from_version_1(row))
-    except (*_NO_ROW, AttributeError, RecursionError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        fix = "delete that line or restore the file"
-        if _is_json(line):
-            fix = "give a file of such records, or restore this one"
-        raise UserError(f"{where} is not a record ({reason}); {fix}") from error
-    raise UserError(
-        f"{where} has format version {version!r} but this agentrl reads up to {FORMAT_VERSION};"
-        " upgrade agentrl"
-    )
-
-
-def _from_version_1(row: Row) -> Row:
-    return {**row, "side_effects": None} if row.get("side_effects") == {} else row
-
-
-def _is_json(line: bytes) -> bool:
-    """Whether the bytes are a whole JSON value: no proper prefix of an object is one."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _rows(path: Path, parse: Callable[[Row], T]) -> Iterator[T]:
+    return (row for _, row in _places(path, parse))
 
 
 def _set_torn_line_aside(path: Path) -> None:
@@ -364,7 +313,7 @@ def _set_torn_line_aside(path: Path) -> None:
             lines, keep = lines + 1, keep + (len(tail) if tail.endswith(b"\n") else 0)
         if not tail or tail.endswith(b"\n"):
             return
-        if _is_json(tail):
+        if is_json(tail):
             file.write(b"\n")
             return
         side = path.with_name(path.name + ".torn")

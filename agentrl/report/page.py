@@ -19,15 +19,15 @@ from typing import Any
 from markupsafe import Markup
 
 from agentrl.errors import UserError
-from agentrl.records.files import iter_episodes, read_metrics, write_bytes_atomic
+from agentrl.records.files import EpisodeFile, read_metrics, write_bytes_atomic
 from agentrl.report import panels, viewer
 from agentrl.report.charts import format_number, svg
 from agentrl.report.headline import headline, is_number
 from agentrl.report.safety import safety_tables
 from agentrl.report.signs import coverage, find_signs
 from agentrl.report.template import TEMPLATES, render
-from agentrl.report.tripwires import TO_READ, put_aside
-from agentrl.trajectory import Episode, EpisodeKey
+from agentrl.report.tripwires import TO_READ, Tripwires, put_aside
+from agentrl.trajectory import EpisodeKey
 from agentrl.types import Ending
 
 DATA_BYTES = 2_200_000
@@ -53,7 +53,8 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
     metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
     evaluation = _evaluation(folder / "eval.json")
     settings = _settings(folder / "config.toml", evaluation)
-    lights = _lights(folder / "episodes.jsonl")
+    episodes, wires = EpisodeFile(folder / "episodes.jsonl"), Tripwires()
+    lights = _lights(episodes, wires) if (folder / "episodes.jsonl").is_file() else []
     if not (metrics or lights or evaluation):
         raise UserError(
             f"{folder} holds no metrics.jsonl, episodes.jsonl or eval.json; give the folder of"
@@ -61,7 +62,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         )
     model = _lookup(settings, "model", "model.path", "policy").removeprefix("hf:")
     decoder = tokenizer or viewer.find_decoder(folder, model)
-    shown = _episodes(folder / "episodes.jsonl", viewer.choose(lights))
+    shown = _episodes(episodes, viewer.choose(lights))
     charts = panels.build_charts(metrics)
     data = {
         "charts": [
@@ -76,7 +77,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         heading=_heading(folder, settings, metrics, lights),
         headline=headline(metrics, evaluation),
         tiles=_tiles(metrics, lights),
-        signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder)],
+        signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder, wires, episodes)],
         coverage=coverage(metrics) if metrics else "",
         has_metrics=bool(metrics),
         charts=[
@@ -158,15 +159,17 @@ def _evaluation(path: Path) -> _Row:
     return row if isinstance(row, dict) else {}
 
 
-def _lights(path: Path) -> list[viewer.Light]:
-    if not path.is_file():
-        return []
-    return list({episode.key: viewer.Light.of(episode) for episode in iter_episodes(path)}.values())
+def _lights(episodes: EpisodeFile, wires: Tripwires) -> list[viewer.Light]:
+    lights = {}
+    for episode in episodes:
+        lights[episode.key] = viewer.Light.of(episode)
+        wires.see(episode)
+    return list(lights.values())
 
 
-def _flagged(folder: Path) -> list[str]:
+def _flagged(folder: Path, wires: Tripwires, episodes: EpisodeFile) -> list[str]:
     """Put aside what a person should read; one sentence if tripwires flag some of it."""
-    flags = put_aside(folder)["flags"] if (folder / "episodes.jsonl").is_file() else {}
+    flags = put_aside(folder, wires, episodes)["flags"] if wires.rows else {}
     kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in flags.items())
     return (
         [f"Tripwires flag episodes ({kinds}): read those in {TO_READ}/ before believing the score."]
@@ -175,14 +178,11 @@ def _flagged(folder: Path) -> list[str]:
     )
 
 
-def _episodes(path: Path, chosen: Mapping[EpisodeKey, Sequence[str]]) -> list[_Row]:
+def _episodes(episodes: EpisodeFile, chosen: Mapping[EpisodeKey, Sequence[str]]) -> list[_Row]:
     """The chosen episodes as far as they fit, in the order of their keys."""
     if not chosen:
         return []
-    last: dict[EpisodeKey, Episode] = {}
-    for episode in iter_episodes(path):
-        if episode.key in chosen:
-            last[episode.key] = episode
+    last = episodes.read(chosen)
     rows: list[tuple[EpisodeKey, _Row]] = []
     room = DATA_BYTES
     for key, tags in chosen.items():

@@ -14,12 +14,12 @@ import random
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from agentrl.errors import ConfigError
-from agentrl.records.files import iter_episodes, write_bytes_atomic, write_json_atomic
+from agentrl.records.files import EpisodeFile, write_bytes_atomic, write_json_atomic
 from agentrl.records.plain import plain
 from agentrl.report.signs import LENGTH_FACTOR, REWARD_JUMP, WINDOW
 from agentrl.trajectory import Episode, EpisodeKey
@@ -29,6 +29,8 @@ Kind = Literal["decoy", "visible_tests", "exploit_name", "score_jump", "length"]
 
 DECOY = "tests/hidden/test_solution_hidden.py"
 TO_READ = "to_read"
+MOST_FLAGGED = 20
+"""Flagged episodes that are put aside."""
 
 
 class Flag(NamedTuple):
@@ -234,27 +236,41 @@ def flags_over(rows: Sequence[_Light]) -> Iterator[Flag]:
                 )
 
 
-def find_flags(path: Path) -> tuple[list[Flag], list[_Light]]:
-    """All flags of a file of episodes, and its rows; a repeated key counts once, by its last
-    record.
-    """
-    single: dict[EpisodeKey, list[Flag]] = {}
-    rows: dict[EpisodeKey, _Light] = {}
-    for episode in iter_episodes(path):
-        single[episode.key] = flags_of(episode)
-        tokens = episode.counts.sampled_tokens
-        rows[episode.key] = _Light(episode.key, episode.reward, episode.passed is True, tokens)
-    light = list(rows.values())
-    return [*itertools.chain.from_iterable(single.values()), *flags_over(light)], light
+class Tripwires:
+    """What the rules keep of every episode; a repeated key counts once, by its last record."""
+
+    def __init__(self) -> None:
+        self._flags: dict[EpisodeKey, list[Flag]] = {}
+        self._rows: dict[EpisodeKey, _Light] = {}
+
+    def see(self, episode: Episode) -> None:
+        """Take in one episode."""
+        key, tokens = episode.key, episode.counts.sampled_tokens
+        self._flags[key] = flags_of(episode)
+        self._rows[key] = _Light(key, episode.reward, episode.passed is True, tokens)
+
+    @property
+    def rows(self) -> list[_Light]:
+        """All episodes."""
+        return list(self._rows.values())
+
+    def flags(self) -> list[Flag]:
+        """Of each episode, then of the run's history."""
+        return [*itertools.chain.from_iterable(self._flags.values()), *flags_over(self.rows)]
 
 
 def put_aside(
-    run: Path, *, top: int = 5, sample: int = 5, flagged: int = 20, seed: int = 0
+    run: Path,
+    seen: Tripwires,
+    episodes: EpisodeFile,
+    *,
+    top: int = 5,
+    sample: int = 5,
 ) -> dict[str, Any]:
     """Write what a person should read to `to_read/` in a run folder: an index, and each
-    conversation as text.
+    conversation as text. `seen` saw all `episodes`.
 
-    Chosen are the flagged episodes (at most `flagged`, each kind in turn), the `top` highest
+    Chosen are the flagged episodes (at most 20, each kind in turn), the `top` highest
     rewards and `sample` random ones. Earlier files there are replaced, records are not touched.
 
     Returns:
@@ -263,10 +279,10 @@ def put_aside(
     Raises:
         ConfigError: `to_read` is a link.
     """
-    flags, rows = find_flags(run / "episodes.jsonl")
+    flags, rows = seen.flags(), seen.rows
     reasons: dict[EpisodeKey, list[str]] = {}
     for flag in _in_turns(flags, lambda flag: flag.kind):
-        if flag.key in reasons or len(reasons) < flagged:
+        if flag.key in reasons or len(reasons) < MOST_FLAGGED:
             reasons.setdefault(flag.key, []).append(f"{flag.kind}: {flag.detail}")
     scored = sorted(
         (row for row in rows if row.reward is not None),
@@ -274,7 +290,7 @@ def put_aside(
     )
     for row in scored[:top]:
         reasons.setdefault(row.key, []).append("among the highest rewards")
-    for row in random.Random(seed).sample(rows, min(sample, len(rows))):
+    for row in random.Random(0).sample(rows, min(sample, len(rows))):
         reasons.setdefault(row.key, []).append("drawn at random")
     kinds = Counter(kind for kind, _ in {(flag.kind, flag.key) for flag in flags})
     folder = run / TO_READ
@@ -288,20 +304,12 @@ def put_aside(
         {"file": names[key], "key": list(key), "reward": rewards[key], "why": why}
         for key, why in reasons.items()
     ]
-    texts = {
-        episode.key: _transcript(episode, reasons[episode.key]) for episode in _last(run, reasons)
-    }
-    for key, text in texts.items():
+    for key, episode in episodes.read(reasons).items():
+        text = _transcript(episode, reasons[key])
         write_bytes_atomic(folder / names[key], text.encode())
     result = {"flags": dict(sorted(kinds.items())), "to_read": index}
     write_json_atomic(folder / "index.json", result)
     return result
-
-
-def _last(run: Path, wanted: Mapping[EpisodeKey, Any]) -> Iterable[Episode]:
-    return {
-        each.key: each for each in iter_episodes(run / "episodes.jsonl") if each.key in wanted
-    }.values()
 
 
 def _in_turns(flags: Sequence[Flag], kind: Callable[[Flag], str]) -> list[Flag]:

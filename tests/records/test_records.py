@@ -14,7 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from record_cases import episodes, simple, write
 
 from agentrl.errors import ContractError, UserError
-from agentrl.records.files import EpisodeWriter, iter_episodes, read_episodes
+from agentrl.records.files import (
+    EpisodeFile,
+    EpisodeWriter,
+    RecordWarning,
+    iter_episodes,
+    read_episodes,
+)
 from agentrl.records.rows import episode_of, episode_row
 from agentrl.trajectory import EpisodeKey, Segment, Trajectory
 from agentrl.types import Message, Score, TaskView, ToolCall
@@ -85,6 +91,20 @@ def test_the_last_record_of_a_key_counts(tmp_path):
         0: 1.0,
         1: 0.5,
     }
+
+
+def test_an_episode_is_read_again_by_its_key(tmp_path):
+    path = tmp_path / "e.jsonl"
+    write(path, simple(0, 0.0), simple(1, 0.25), simple(0, 0.5))
+    with path.open("ab") as file:
+        file.write(b"\n\n{torn")
+    episodes = EpisodeFile(path)
+    with pytest.warns(RecordWarning, match="torn"):
+        seen = list(episodes)
+    assert [one.reward for one in seen] == [0.0, 0.25, 0.5]
+    assert episodes.read([seen[1].key, seen[0].key]) == {seen[1].key: seen[1], seen[0].key: seen[2]}
+    with pytest.raises(KeyError):
+        EpisodeFile(path).read([seen[0].key])
 
 
 def test_records_of_version_1_are_read_and_their_side_effects_were_not_measured(tmp_path):

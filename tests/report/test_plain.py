@@ -18,7 +18,6 @@ from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.evaluation.summary import summary_lines
 from agentrl.records.plain import as_toml, plain
 from agentrl.report.page import write_report
-from agentrl.report.tripwires import put_aside
 from agentrl.tools import tool
 from agentrl.types import Score, Task
 
@@ -63,7 +62,6 @@ def run_folder(tmp_path_factory):
 
 
 def test_every_text_file_of_a_run_is_plain(run_folder):
-    put_aside(run_folder)
     write_report(run_folder)
     files = [path for path in run_folder.rglob("*") if path.suffix in (".txt", ".html", ".json")]
     assert {path.suffix for path in files} == {".txt", ".html", ".json"}
@@ -71,7 +69,7 @@ def test_every_text_file_of_a_run_is_plain(run_folder):
 
 
 def test_a_transcript_has_no_line_that_the_agent_could_have_made_a_heading(run_folder):
-    put_aside(run_folder)
+    write_report(run_folder)
     text = (run_folder / "to_read" / "000.txt").read_text()
     assert "  [system]" in text and re.findall(r"^\[(\w+)", text, re.MULTILINE) == [
         "user", "assistant", "tool", "tool", "assistant",

@@ -10,10 +10,11 @@ from helpers import call, make_episode, make_task, says
 from verifier_attacks import HONEST, LASTING, PLAIN, PROC, SPLIT
 
 from agentrl.errors import ConfigError
-from agentrl.records.files import EpisodeWriter, read_episodes
+from agentrl.records.files import EpisodeFile, EpisodeWriter, read_episodes
 from agentrl.report.tripwires import (
     DECOY,
     EXPLOITS,
+    Tripwires,
     canary_of,
     exploits_in,
     flags_of,
@@ -108,6 +109,13 @@ def test_changed_visible_tests_are_seen_by_content_and_by_the_ledger():
     assert [flag.detail for flag in flags_of(ledger)] == ["test_s.py: deleted"]
 
 
+def aside(folder, **options):
+    episodes, seen = EpisodeFile(folder / "episodes.jsonl"), Tripwires()
+    for episode in episodes:
+        seen.see(episode)
+    return put_aside(folder, seen, episodes, **options)
+
+
 def history(folder, *, tokens=lambda step: 10, reward=lambda step, sample: 0.0):
     with EpisodeWriter(folder / "episodes.jsonl") as writer:
         for step in range(8):
@@ -120,9 +128,9 @@ def history(folder, *, tokens=lambda step: 10, reward=lambda step, sample: 0.0):
 
 def test_a_jump_and_a_blow_up_flag_the_episodes_behind_them(tmp_path):
     history(tmp_path, reward=lambda step, sample: float(step >= 6 and sample < 3))
-    assert put_aside(tmp_path)["flags"] == {"score_jump": 3}
+    assert aside(tmp_path)["flags"] == {"score_jump": 3}
     history(tmp_path / "long", tokens=lambda step: 10 if step < 7 else 25)
-    found = put_aside(tmp_path / "long")
+    found = aside(tmp_path / "long")
     assert found["flags"] == {"length": 4}
     assert any(
         "25 sampled tokens, 10 at the start" in why
@@ -134,7 +142,7 @@ def test_a_jump_and_a_blow_up_flag_the_episodes_behind_them(tmp_path):
         tokens=lambda step: 10 + step,
         reward=lambda step, sample: float(sample < step // 2),
     )
-    assert put_aside(tmp_path / "calm")["flags"] == {}
+    assert aside(tmp_path / "calm")["flags"] == {}
 
 
 def test_flagged_best_and_random_episodes_are_put_aside_and_records_stay(tmp_path):
@@ -151,7 +159,7 @@ def test_flagged_best_and_random_episodes_are_put_aside_and_records_stay(tmp_pat
                 )
             )
     before = (tmp_path / "episodes.jsonl").read_bytes()
-    found = put_aside(tmp_path, top=1, sample=2)
+    found = aside(tmp_path, top=1, sample=2)
     whys = {row["key"][3]: row["why"] for row in found["to_read"]}
     assert (
         whys[7] == ["exploit_name: s.py: exit hook (attack 9)"]
@@ -167,10 +175,10 @@ def test_flagged_best_and_random_episodes_are_put_aside_and_records_stay(tmp_pat
         and "[artifact s.py]\n  import atexit" in texts["000.txt"]
     )
     assert (
-        put_aside(tmp_path, top=1, sample=2) == found
+        aside(tmp_path, top=1, sample=2) == found
         and len(list((tmp_path / "to_read").iterdir())) == len(texts) + 1
     )
-    assert put_aside(tmp_path, top=0, sample=0)["to_read"][0]["key"][3] == 7
+    assert aside(tmp_path, top=0, sample=0)["to_read"][0]["key"][3] == 7
     assert len(list((tmp_path / "to_read").iterdir())) == 2
     assert (tmp_path / "episodes.jsonl").read_bytes() == before
     assert {episode.reward for episode in read_episodes(tmp_path / "episodes.jsonl").values()} == {
@@ -187,5 +195,5 @@ def test_a_link_in_the_place_of_to_read_is_not_followed(tmp_path):
     with EpisodeWriter(tmp_path / "run" / "episodes.jsonl") as writer:
         writer.write(make_episode(1.0, sample=0))
     with pytest.raises(ConfigError, match="is a link"):
-        put_aside(tmp_path / "run")
+        aside(tmp_path / "run")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["001.txt"]
