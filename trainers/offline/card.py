@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.chat.settings import ChatSettings
 from agentrl.engines.factory import open_chat
+from agentrl.evaluation.results.compare import compare_runs
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_episodes
 from agentrl.registry import factory
@@ -65,7 +66,8 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
         "after"; "kl", KL(after || before) per answer in nats, estimated on the "answers" (how many)
         of the trained model; where there is a judge, "judge" (its mean verdicts, before and after)
         and "win_rate" of after over before, ties counting half; where there is an environment,
-        "pass_at_1" before and after, and "readiness" of the trained model (see `readiness`).
+        "pass_at_1" before and after, "gain" (the difference over the same tasks with its "ci95")
+        where both were scored, and "readiness" of the trained model (see `readiness`).
     """
     asked = list(dict.fromkeys(prompts))[: card.prompts]
     found: dict[str, Any] = {"prompts": len(asked)}
@@ -77,6 +79,9 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
             when: _pass_at_1(card, folder, whose, whose.run / "eval" / when)
             for when, folder in folders.items()
         }
+        if None not in found["pass_at_1"].values():
+            pair = compare_runs(*(whose.run / "eval" / when for when in folders))
+            found["gain"] = {"pass_at_1": pair["difference"], "ci95": list(pair["ci95"])}
         played = read_episodes(whose.run / "eval" / "after" / "episodes.jsonl").values()
         found["readiness"] = readiness(played, found["pass_at_1"]["before"])
     return found
@@ -140,6 +145,9 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
         for name in ("pass_at_1", "judge", "length", "unfinished")
         if name in card and None not in card[name].values()
     ]
+    if gain := card.get("gain"):
+        low, high = gain["ci95"]
+        lines.append(f"gain {gain['pass_at_1']:+.3f} (95 % {low:+.3f} to {high:+.3f})")
     lines += [
         f"{name} {card[name]:.3f} (n={card['answers']})"
         for name in ("kl", "win_rate")
