@@ -69,6 +69,7 @@ class DemoPlan:
     tasks_per_step: int = 24
     group_size: int = 8
     learning_rate: float = 4.5e-4
+    entropy_coef: float = 0.0
     minibatches: int = 4
     epochs: int = 2
     micro_tokens: int = 32768  # a whole minibatch, whose groups then share their prompts
@@ -152,6 +153,7 @@ def prepare_demo(
         "loss": {
             "clip_high": 0.28,
             "aggregate": "token",
+            "entropy_coef": plan.entropy_coef,
             "filter_groups": True,
             "epochs": plan.epochs,
         },

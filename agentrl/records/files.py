@@ -153,8 +153,8 @@ def read_plain_rows(path: str | os.PathLike[str]) -> list[Row]:
 
 
 class EpisodeFile:
-    """The episodes of a file that may be larger than memory: iterated in file order, repeated keys
-    included, and those met so far read again by their keys.
+    """The episodes of a file: iterated in file order, repeated keys included, and those met by the
+    last iteration read again by their keys. Kept of each are its key and its place.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -163,6 +163,7 @@ class EpisodeFile:
 
     def __iter__(self) -> Iterator[Episode]:
         """Raises UserError: the file is missing, or a line that is not the last is broken."""
+        self._places.clear()
         for place, episode in _places(self._path, episode_of):
             self._places[episode.key] = place
             yield episode
@@ -172,23 +173,34 @@ class EpisodeFile:
 
         Raises:
             KeyError: a key was not met.
+            UserError: the file was replaced since, as a resumed run does.
         """
-        with self._path.open("rb") as file:
+        found: dict[EpisodeKey, Episode] = {}
+        try:
+            with self._path.open("rb") as file:
+                for key in keys:
+                    file.seek(self._places[key])
+                    found[key] = parse_line(file.readline(), str(self._path), episode_of)
+        except (FileNotFoundError, UserError) as error:
+            raise UserError(self._replaced) from error
+        if any(episode.key != key for key, episode in found.items()):
+            raise UserError(self._replaced)
+        return found
 
-            def at(place: int) -> Episode:
-                file.seek(place)
-                return parse_line(file.readline(), f"{self._path}: byte {place}", episode_of)
-
-            return {key: at(self._places[key]) for key in keys}
+    @property
+    def _replaced(self) -> str:
+        return f"{self._path} was replaced while it was read: do the same again"
 
 
 def iter_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     """Yield every recorded episode in file order, repeated keys included.
 
+    For files that are larger than memory.
+
     Raises:
         UserError: the file is missing, or a line that is not the last is broken.
     """
-    return iter(EpisodeFile(path))
+    return _rows(Path(path), episode_of)
 
 
 def read_episodes(path: str | os.PathLike[str]) -> dict[EpisodeKey, Episode]:

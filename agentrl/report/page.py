@@ -54,7 +54,8 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
     evaluation = _evaluation(folder / "eval.json")
     settings = _settings(folder / "config.toml", evaluation)
     episodes, wires = EpisodeFile(folder / "episodes.jsonl"), Tripwires()
-    lights = _lights(episodes, wires) if (folder / "episodes.jsonl").is_file() else []
+    recorded = (folder / "episodes.jsonl").is_file()
+    lights = _lights(episodes, wires) if recorded else []
     if not (metrics or lights or evaluation):
         raise UserError(
             f"{folder} holds no metrics.jsonl, episodes.jsonl or eval.json; give the folder of"
@@ -77,7 +78,10 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         heading=_heading(folder, settings, metrics, lights),
         headline=headline(metrics, evaluation),
         tiles=_tiles(metrics, lights),
-        signs=[*(find_signs(metrics) if metrics else ()), *_flagged(folder, wires, episodes)],
+        signs=[
+            *(find_signs(metrics) if metrics else ()),
+            *(_flagged(folder, wires, episodes) if recorded else ()),
+        ],
         coverage=coverage(metrics) if metrics else "",
         has_metrics=bool(metrics),
         charts=[
@@ -169,7 +173,7 @@ def _lights(episodes: EpisodeFile, wires: Tripwires) -> list[viewer.Light]:
 
 def _flagged(folder: Path, wires: Tripwires, episodes: EpisodeFile) -> list[str]:
     """Put aside what a person should read; one sentence if tripwires flag some of it."""
-    flags = put_aside(folder, wires, episodes)["flags"] if wires.rows else {}
+    flags = put_aside(folder, wires, episodes)["flags"]
     kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in flags.items())
     return (
         [f"Tripwires flag episodes ({kinds}): read those in {TO_READ}/ before believing the score."]

@@ -270,7 +270,7 @@ def put_aside(
     """Write what a person should read to `to_read/` in a run folder: an index, and each
     conversation as text. `seen` saw all `episodes`.
 
-    Chosen are the flagged episodes (at most 20, each kind in turn), the `top` highest
+    Chosen are the flagged episodes (at most `MOST_FLAGGED`, each kind in turn), the `top` highest
     rewards and `sample` random ones. Earlier files there are replaced, records are not touched.
 
     Returns:
@@ -296,6 +296,7 @@ def put_aside(
     folder = run / TO_READ
     if folder.is_symlink():
         raise ConfigError(f"{folder} is a link, and files are replaced there: remove it")
+    found = episodes.read(reasons)
     for old in folder.glob("[0-9]*.txt") if folder.is_dir() else ():
         old.unlink()
     names = {key: f"{number:03d}.txt" for number, key in enumerate(reasons)}
@@ -304,7 +305,7 @@ def put_aside(
         {"file": names[key], "key": list(key), "reward": rewards[key], "why": why}
         for key, why in reasons.items()
     ]
-    for key, episode in episodes.read(reasons).items():
+    for key, episode in found.items():
         text = _transcript(episode, reasons[key])
         write_bytes_atomic(folder / names[key], text.encode())
     result = {"flags": dict(sorted(kinds.items())), "to_read": index}

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentrl.errors import ConfigError
 from agentrl.records.plain import as_toml
 from agentrl.safety.actions import actions_of
-from agentrl.safety.globs import path_matches
+from agentrl.safety.globs import any_matches, path_matches
 from agentrl.safety.inspect_file import read_inspect_file
 from agentrl.safety.policy import Rule, RuleDecision, SafetyPolicy
 from agentrl.types import Effect, ToolCall, ToolSpec
@@ -231,19 +231,35 @@ def refuse_unfit(
 
 
 def idle_patterns(policy: SafetyPolicy, env_id: str, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """A sentence for each rule some of whose `tools` or `taint` match no tool of an environment."""
+    """A sentence for each field of a policy or a rule some of whose patterns match no tool of an
+    environment, and for sources whose text is never untrusted.
+    """
     names = [tool.name for tool in tools]
+    heard = [
+        name
+        for name in names
+        if any_matches(policy.untrusted, name) and not any_matches(policy.endorsing, name)
+    ]
+    fields = {"untrusted": policy.untrusted, "endorsing": policy.endorsing}
     for rule in policy.ordered:
-        idle = [
-            pattern
-            for pattern in (*rule.tools, *rule.taint)
-            if not any(path_matches(pattern, name) for name in names)
-        ]
-        if idle:
+        fields |= {f"rule {rule.id!r}: tools": rule.tools, f"rule {rule.id!r}: taint": rule.taint}
+    for field, patterns in fields.items():
+        if idle := [repr(one) for one in patterns if not _any_named(one, names)]:
             yield (
-                f"policy {policy.name}: rule {rule.id!r}: no tool of {env_id} is called"
-                f" {idle[0]!r}; it has {', '.join(names) or 'none'}"
+                f"policy {policy.name}: {field}: no tool of {env_id} is called"
+                f" {' or '.join(idle)}; it has {', '.join(names) or 'none'}"
             )
+        elif field.endswith("taint"):
+            for one in patterns:
+                if not _any_named(one, heard):
+                    yield (
+                        f"policy {policy.name}: {field}: {one!r} is never a source: what such tools"
+                        " say is endorsed or not untrusted"
+                    )
+
+
+def _any_named(pattern: str, names: Sequence[str]) -> bool:
+    return pattern == "*" or any(path_matches(pattern, name) for name in names)
 
 
 def _may_decide(rule: Rule, tool: ToolSpec) -> bool:

@@ -55,6 +55,8 @@ PLAN = DemoPlan(
     sft_until=0.15,
     practice=64,
     rounds=48,
+    learning_rate=5.5e-4,
+    entropy_coef=0.005,
 )
 
 

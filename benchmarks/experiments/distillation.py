@@ -31,7 +31,6 @@ SHORT = 17
 SHARE = 0.95
 """Of the teacher's pass@1 after its last round, which all have to reach."""
 GRPO = {"clip_high": 0.28, "aggregate": "token", "entropy_coef": 0.005, "filter_groups": True}
-"""As the demo has it."""
 LOSSES: dict[str, dict[str, Any]] = {
     "distill": {"epochs": 2},
     "gkd": {"teacher_coef": 0.0, "gkd_coef": 1.0, "epochs": 6},
@@ -39,8 +38,8 @@ LOSSES: dict[str, dict[str, Any]] = {
 """Credit per sampled token, and the reverse KL over the vocabulary. The mean is over episodes: long
 failures would weigh most in one over tokens. What is sampled is gone through several times.
 """
-RATES = {"distill": 1e-4, "gkd": 5.5e-4}
-"""The sampled estimate is noisier; at GRPO's rate of 5.5e-4 it fails."""
+RATES = {"grpo": 5.5e-4, "distill": 1e-4, "gkd": 5.5e-4}
+"""The sampled estimate is noisier; at GRPO's rate it fails."""
 KINDS = ("grpo", "distill", "gkd")
 Curve = list[tuple[int, float]]
 """Episodes sampled in training, and held-out pass@1."""
@@ -49,14 +48,14 @@ Curve = list[tuple[int, float]]
 def settings(folder: Path, kind: str, start: int) -> dict[str, Any]:
     """The settings of one run."""
     row = warm_start(folder, "calc-v0", start) | {"schedule": {"warmup": 4}, "keep_last": 1}
+    row["learning_rate"] = RATES[kind]
     if kind == "grpo":
         row |= {"seed": start + 1000, "steps": LONG, "eval_every": 4, "save_every": LONG}
         return row | {"recipe": "grpo", "loss": GRPO}
     teacher = {"model": str(place(folder, "grpo", start) / f"checkpoints/step_{LONG}/model")}
     loss = {"teacher": teacher, "aggregate": "episode"} | LOSSES[kind]
     row |= {"seed": start, "steps": SHORT, "eval_every": 2, "recipe": "distill", "loss": loss}
-    row |= {"schedule": {"warmup": 2, "final": 0.1}, "learning_rate": RATES[kind]}
-    return row | {"save_every": SHORT}
+    return row | {"schedule": {"warmup": 2, "final": 0.1}, "save_every": SHORT}
 
 
 def place(folder: Path, kind: str, start: int) -> Path:

@@ -150,9 +150,9 @@ def ranking(model: str, run: Path) -> dict[str, Any]:
     return {"auc": area_under(right_S, chance_S), "turns": len(pairs)}
 
 
-def learn(folder: Path, start: str) -> str:
+def learn(folder: Path, start: str, tasks: int) -> str:
     """Train a model on the labels; returns its folder."""
-    place = folder / "prm"
+    place = folder / f"prm-{tasks}"
     row = {
         "stage": "process_reward", "model": start, "epochs": 6, "learning_rate": 1e-3,
         "batch_size": 16, "process": {"labels": "hard"},
@@ -166,7 +166,12 @@ def learn(folder: Path, start: str) -> str:
 
 def play(folder: Path, policy: str, judge: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
     """One training run: held-out pass@1 by the number of training episodes."""
-    place = folder / "arms" / f"{arm.split(' (')[0].replace(' ', '_').replace(',', '')}-{seed}"
+    place = (
+        folder
+        / "arms"
+        / Path(judge).parents[2].name
+        / f"{arm.split(' (')[0].replace(' ', '_').replace(',', '')}-{seed}"
+    )
     if not (place / "result.json").exists():
         chosen = dict(ARMS[arm])
         loss: dict[str, Any] = {}
@@ -212,7 +217,7 @@ def main() -> None:
     plan = LabelPlan(folder / "play-train", f"hf:{completer}", folder / "labels", COMPLETIONS)
     print("labels:", label_turns(plan))
     print("agreement:", agreement(folder / "labels" / LABELS, folder / "play-train"))
-    judge = learn(folder, completer)
+    judge = learn(folder, completer, given.tasks)
     print("ranking:", ranking(judge, folder / "play-test"))
     for seed in map(int, filter(None, given.seeds.split(","))):
         for arm in ARMS:

@@ -49,6 +49,8 @@ PLAN = DemoPlan(
     tasks_per_step=16,
     group_size=8,
     held_out=128,
+    learning_rate=5.5e-4,
+    entropy_coef=0.005,
 )
 
 

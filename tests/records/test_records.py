@@ -20,6 +20,7 @@ from agentrl.records.files import (
     RecordWarning,
     iter_episodes,
     read_episodes,
+    set_aside,
 )
 from agentrl.records.rows import episode_of, episode_row
 from agentrl.trajectory import EpisodeKey, Segment, Trajectory
@@ -105,6 +106,25 @@ def test_an_episode_is_read_again_by_its_key(tmp_path):
     assert episodes.read([seen[1].key, seen[0].key]) == {seen[1].key: seen[1], seen[0].key: seen[2]}
     with pytest.raises(KeyError):
         EpisodeFile(path).read([seen[0].key])
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_read_by_old_places(tmp_path):
+    path = tmp_path / "e.jsonl"
+    write(path, simple(0, 0.0), simple(1, 0.5))
+    episodes = EpisodeFile(path)
+    keys = [one.key for one in episodes]
+    set_aside(path, lambda row: row["key"]["sample"] == 0)
+    write(path, simple(0, 0.0))
+    with pytest.raises(UserError, match="was replaced while it was read"):
+        episodes.read(keys)
+    path.unlink()
+    with pytest.raises(UserError, match="was replaced while it was read"):
+        episodes.read(keys)
+    write(path, simple(0, 0.0), simple(1, 0.5))
+    write(path, simple(1, 1.0))
+    assert [one.reward for one in episodes.read(keys).values()] == [0.0, 0.5], "as it was iterated"
+    assert [one.reward for one in episodes] == [0.0, 0.5, 1.0]
+    assert [one.reward for one in episodes.read(keys).values()] == [0.0, 1.0]
 
 
 def test_records_of_version_1_are_read_and_their_side_effects_were_not_measured(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from helpers import call, make_episode, make_task, says
 from verifier_attacks import HONEST, LASTING, PLAIN, PROC, SPLIT
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import EpisodeFile, EpisodeWriter, read_episodes
 from agentrl.report.tripwires import (
     DECOY,
@@ -185,6 +185,22 @@ def test_flagged_best_and_random_episodes_are_put_aside_and_records_stay(tmp_pat
         0.0,
         1.0,
     }
+
+
+def test_what_was_put_aside_of_other_episodes_goes_and_stays_where_reading_fails(tmp_path):
+    path, folder = tmp_path / "episodes.jsonl", tmp_path / "to_read"
+    with EpisodeWriter(path) as writer:
+        writer.write(make_episode(1.0, sample=0))
+    episodes, seen = EpisodeFile(path), Tripwires()
+    for episode in episodes:
+        seen.see(episode)
+    put_aside(tmp_path, seen, episodes)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="was replaced"):
+        put_aside(tmp_path, seen, episodes)
+    assert sorted(one.name for one in folder.iterdir()) == ["000.txt", "index.json"]
+    assert aside(tmp_path) == {"flags": {}, "to_read": []}
+    assert [one.name for one in folder.iterdir()] == ["index.json"]
 
 
 def test_a_link_in_the_place_of_to_read_is_not_followed(tmp_path):

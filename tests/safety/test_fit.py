@@ -71,13 +71,30 @@ def test_a_rule_for_a_tool_that_is_not_there_is_warned_of(tmp_path):
     file.write_text(f'name = "p"\n{ALLOW}{deny}')
     plan = EvalPlan(Echo, "noop", policy_file=str(file), limit=1)
     evaluate(plan, EvalProgress(note=notes.append))
-    told = "rule 'no': no tool of echo-v0 is called 'sya'; it has say, submit"
+    told = "rule 'no': tools: no tool of echo-v0 is called 'sya'; it has say, submit"
     assert any(told in note for note in notes)
-    heard = SafetyPolicy(name="t", rules=(Rule(id="b", decision="deny", taint=("raed",)),))
-    (said,) = idle_patterns(heard, "echo-v0", Echo().tools)
-    assert "no tool of echo-v0 is called 'raed'" in said
     fits = SafetyPolicy(name="q", rules=(Rule(id="a", decision="deny", tools=("s*",)),))
     assert list(idle_patterns(fits, "echo-v0", Echo().tools)) == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ({}, "rule 'b': taint: no tool of echo-v0 is called 'raed' or 'reda'; it has say, submit"),
+        (
+            {"taint": ("say",), "untrusted": ("yas",)},
+            "untrusted: no tool of echo-v0 is called 'yas'",
+        ),
+        ({"taint": ("say",), "endorsing": ("s*",)}, "rule 'b': taint: 'say' is never a source"),
+        ({"taint": ("say",), "untrusted": ("submit",)}, "rule 'b': taint: 'say' is never a source"),
+        ({"taint": ("*",)}, ""),
+    ],
+)
+def test_sources_that_are_never_heard_are_warned_of(sources, told):
+    rule = Rule(id="b", decision="deny", taint=sources.pop("taint", ("raed", "say", "reda")))
+    policy = SafetyPolicy(name="t", rules=(rule,), **sources)
+    said = list(idle_patterns(policy, "echo-v0", Echo().tools))
+    assert any(told in one for one in said) if told else said == []
 
 
 def test_an_evaluation_does_not_go_on_with_or_without_a_policy(tmp_path):

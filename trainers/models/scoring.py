@@ -172,7 +172,12 @@ class _Laid(NamedTuple):
 
     def take(self, states_BTd: Tensor) -> Tensor:
         """The (N, d) of a model's (B, T, d) that wanted tokens are predicted from."""
-        return states_BTd.flatten(0, 1).index_select(0, self.places_N)
+        states_nd = states_BTd.flatten(0, 1)
+        if states_nd.is_cuda:
+            return states_nd[self.places_N]
+        # On the CPU the gradient of an index adds up in the order in which threads come; on CUDA it
+        # is that of index_select which does.
+        return states_nd.index_select(0, self.places_N)
 
 
 def _laid(model: Any, ids_BT: Tensor, predicted_BT: Tensor) -> _Laid:
