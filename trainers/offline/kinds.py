@@ -206,7 +206,7 @@ def _train_aligned(
     fit(trainer, writer, listen, work.claim, resume=resume)
     after = judge(model)
     if after:
-        signs += measure.outcome_signs(after)
+        signs += measure.outcome_signs(after, settings.objective)
     return Done(plan.steps, partial(save_policy, model), before, after, signs)
 
 

@@ -99,13 +99,14 @@ def data_signs(rows: Sequence[PairRow], beta: float | None) -> Iterator[str]:
         )
 
 
-def outcome_signs(found: Mapping[str, Any]) -> Iterator[str]:
+def outcome_signs(found: Mapping[str, Any], objective: str) -> Iterator[str]:
     """What went wrong, as held-out pairs show."""
+    anchor = "a larger loss.nll_coef" if objective == "dpo_nll" else "objective='dpo_nll'"
     if found["chosen"] < 0 and found["rejected"] < 0 and found["margin"] > 0:
         yield (
             f"likelihood displacement: chosen responses became less likely too"
             f" ({found['chosen']:+.3f} nats per token, rejected {found['rejected']:+.3f}); compare"
-            " objective='dpo_nll', or a smaller learning rate"
+            f" {anchor}, or a smaller learning rate"
         )
     if found["margin"] <= 0:
         yield f"held-out margins did not grow ({found['margin']:+.3f} nats)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.trainers.offline.card import card_lines
 from agentrl.trainers.offline.data.tokens import PairRow, TokenRow
-from agentrl.trainers.offline.measure import compared, separated
+from agentrl.trainers.offline.measure import compared, outcome_signs, separated
 from agentrl.trainers.pipeline import _headline
 
 ROW = TokenRow((1, 2, 3), (0, 1, 1))
@@ -33,3 +33,11 @@ def test_an_estimate_says_on_how_many_answers_it_stands() -> None:
         "kl 0.250 (n=4)",
         "win_rate 0.500 (n=4)",
     ]
+
+
+def test_the_sign_of_displacement_names_what_is_not_in_use() -> None:
+    found = {"chosen": -0.1, "rejected": -0.5, "margin": 2.0}
+    (plain,), (anchored,) = (list(outcome_signs(found, name)) for name in ("dpo", "dpo_nll"))
+    assert "compare objective='dpo_nll', or" in plain
+    assert "compare a larger loss.nll_coef, or" in anchored
+    assert list(outcome_signs(found | {"chosen": 0.1}, "dpo")) == []
