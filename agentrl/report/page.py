@@ -21,7 +21,7 @@ from markupsafe import Markup
 from agentrl.errors import UserError
 from agentrl.records.files import EpisodeFile, read_metrics, write_bytes_atomic
 from agentrl.report import panels, viewer
-from agentrl.report.charts import format_number, svg
+from agentrl.report.charts import Chart, format_number, svg
 from agentrl.report.headline import headline, is_number
 from agentrl.report.safety import safety_tables
 from agentrl.report.signs import coverage, find_signs
@@ -65,13 +65,6 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
     decoder = tokenizer or viewer.find_decoder(folder, model)
     shown = _episodes(episodes, viewer.choose(lights))
     charts = panels.build_charts(metrics)
-    data = {
-        "charts": [
-            [{"points": panels.rounded(line.points)} for line in chart.series] for chart in charts
-        ],
-        "episodes": shown,
-        "vocab": viewer.token_texts(shown, decoder),
-    }
     page = render(
         "report.html.j2",
         **_script(),
@@ -96,7 +89,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         total=len(lights),
         counted=_counted(lights),
         has_texts=decoder is not None,
-        data=Markup(_script_json(data)),
+        data=Markup(_script_json(_data(charts, shown, viewer.token_texts(shown, decoder)))),
     )
     target = folder / "report.html"
     write_bytes_atomic(target, page.encode(errors="backslashreplace"))
@@ -108,6 +101,12 @@ def _script() -> dict[str, str]:
     text = (TEMPLATES / "report.js").read_text()
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"js": Markup(text), "js_hash": digest}
+
+
+def _data(charts: Sequence[Chart], shown: list[_Row], vocab: dict[str, str]) -> dict[str, Any]:
+    """What the page's script reads."""
+    lines = [[{"points": panels.rounded(line.points)} for line in one.series] for one in charts]
+    return {"charts": lines, "episodes": shown, "vocab": vocab}
 
 
 def _script_json(data: Any) -> str:

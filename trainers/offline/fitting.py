@@ -52,7 +52,7 @@ def arguments(settings: StageSettings, plan: StagePlan, scratch: Path) -> dict[s
         "gradient_accumulation_steps": plan.accumulate,
         "max_grad_norm": settings.optimizer.max_grad_norm,
         "seed": settings.seed % 2**31,
-        "logging_steps": settings.log_every,
+        "logging_steps": 1,  # means over several steps would differ in a stage that was resumed
         "logging_first_step": True,
         "save_strategy": "steps",
         "save_steps": settings.save_every,

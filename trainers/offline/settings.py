@@ -190,7 +190,7 @@ class StageSettings(BaseModel):
     save_every: int = Field(default=100, ge=1)
     """Steps between checkpoints to go on from."""
     log_every: int = Field(default=10, ge=1)
-    """Steps between lines of metrics."""
+    """Steps between lines on the terminal; every step is in `metrics.jsonl`."""
 
     objective: str = "dpo"
     """Of the stage "preference": a name of `agentrl.trainers.offline.objectives.OBJECTIVES`."""

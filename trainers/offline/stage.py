@@ -45,7 +45,7 @@ def run_stage(
 
     Args:
         resume: go on from the last checkpoint; a finished stage is returned as it was.
-        listen: is told each row of metrics.
+        listen: is told the metrics of the first step and of each `log_every`-th.
         note: is told sentences for people: what became of the data, and signs of trouble.
 
     Returns:
@@ -77,7 +77,7 @@ def run_stage(
         with _records(folder, resume) as writer, _flushed():
             claim = partial(write_bytes_atomic, folder / "config.toml", _text(settings).encode())
             work = StageWork(settings, folder / SCRATCH, chat, split, rows, held_out, claim)
-            done = kind.train(work, writer, listen, note, resume=resume)
+            done = kind.train(work, writer, _now_and_then(settings, listen), note, resume=resume)
         return _finish(settings, folder, chat, done, report, prompts)
 
 
@@ -146,6 +146,14 @@ def _refuse_used(settings: StageSettings, folder: Path, resume: bool) -> None:
                 f"{folder} was begun with other settings (see {path}): resume it with those, or"
                 " choose another --out"
             )
+
+
+def _now_and_then(settings: StageSettings, listen: Listen) -> Listen:
+    def told(row: Mapping[str, Any]) -> None:
+        if row["step"] == 1 or row["step"] % settings.log_every == 0:
+            listen(row)
+
+    return told
 
 
 @contextmanager

@@ -149,7 +149,7 @@ LORA = {"compute": {"lora_rank": 2}, "learning_rate": 5e-2}
 def test_new_adapters_are_drawn_from_the_seed(world: Path, tmp_path: Path) -> None:
     def losses(kind: str, seed: int, noise: int) -> list[float]:
         torch.manual_seed(noise)
-        more = {"seed": seed, "steps": 3, "log_every": 1, "card": {"prompts": 0}} | LORA
+        more = {"seed": seed, "steps": 3, "card": {"prompts": 0}} | LORA
         run = tmp_path / f"{kind}-{seed}-{noise}"
         run_stage(stage(world, kind, **more), run)
         return [row["train/loss"] for row in read_metrics(run / "metrics.jsonl")]
@@ -193,7 +193,7 @@ def test_every_row_trains_once_an_epoch(
 def test_an_interrupted_stage_goes_on_and_ends_alike(
     more: dict[str, Any], world: Path, tmp_path: Path
 ) -> None:
-    often = {"save_every": 2, "log_every": 1, "steps": 5, "card": {"prompts": 0}}
+    often = {"save_every": 2, "steps": 5, "card": {"prompts": 0}}
     settings = stage(world, "preference", **often | more)
     whole = run_stage(settings, tmp_path / "whole")
 
@@ -219,7 +219,7 @@ def test_an_interrupted_stage_goes_on_and_ends_alike(
 def test_a_checkpoint_that_was_being_written_is_left_out(
     torn: str, world: Path, tmp_path: Path
 ) -> None:
-    settings = stage(world, "sft", save_every=2, log_every=1, steps=5, card={"prompts": 0})
+    settings = stage(world, "sft", save_every=2, steps=5, card={"prompts": 0})
 
     def stop(row: Any) -> None:
         if row["step"] == 5:
