@@ -193,7 +193,7 @@ def test_every_row_trains_once_an_epoch(
 def test_an_interrupted_stage_goes_on_and_ends_alike(
     more: dict[str, Any], world: Path, tmp_path: Path
 ) -> None:
-    often = {"save_every": 2, "steps": 5, "card": {"prompts": 0}}
+    often = {"save_every": 2, "log_every": 3, "steps": 5, "card": {"prompts": 0}}
     settings = stage(world, "preference", **often | more)
     whole = run_stage(settings, tmp_path / "whole")
 
@@ -219,7 +219,7 @@ def test_an_interrupted_stage_goes_on_and_ends_alike(
 def test_a_checkpoint_that_was_being_written_is_left_out(
     torn: str, world: Path, tmp_path: Path
 ) -> None:
-    settings = stage(world, "sft", save_every=2, steps=5, card={"prompts": 0})
+    settings = stage(world, "sft", save_every=2, log_every=5, steps=5, card={"prompts": 0})
 
     def stop(row: Any) -> None:
         if row["step"] == 5:
