@@ -15,7 +15,7 @@ from agentrl.errors import BackendAway, SandboxLost
 from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.cgroup import MemoryGroup, home
-from agentrl.sandboxes.launch import Child, memory_file, program
+from agentrl.sandboxes.launch import Child, compiled, memory_file
 from agentrl.sandboxes.supervised import (
     COMMON_ENV,
     OPEN_S,
@@ -282,7 +282,7 @@ def _contents(limits: SandboxLimits) -> dict[str, bytes]:
     """What bubblewrap reads from descriptors: files by path inside, and the system-call filter."""
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
-        "/supervisor.pyz": program(),
+        "/supervisor.pyz": compiled(PYTHON),
         _FILTER: seccomp.filter_program(needs=limits.needs),
         **{path: text.encode() for path, text in texts.items()},
     }

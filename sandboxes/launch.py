@@ -17,6 +17,11 @@ from agentrl.errors import SandboxLost
 
 STDERR_BYTES = 2000
 _POLL_S = 0.002
+COMPILE = (
+    "import sys; sys.path.insert(0, sys.argv[1]);"
+    " from agentrl.sandboxes.supervisor.compiled import write; write(*sys.argv[1:])"
+)
+"""What a Python is told to do with an archive of `program` and a place for the compiled one."""
 _MAIN = "from agentrl.sandboxes.supervisor.program import main\nmain()\n"
 
 
@@ -43,6 +48,27 @@ def program(*more: str) -> bytes:
                     )
         archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
     return buffer.getvalue()
+
+
+@functools.cache
+def compiled(python: str) -> bytes:
+    """The same archive, its modules compiled by the Python that is to run it.
+
+    Raises:
+        SandboxLost: that Python does not work.
+    """
+    fds = memory_file("agentrl-program", program()), memory_file("agentrl-compiled")
+    try:
+        words = [python, "-I", "-S", "-B", "-c", COMPILE, *(f"/dev/fd/{fd}" for fd in fds)]
+        subprocess.run(words, env={}, pass_fds=fds, capture_output=True, check=True)
+        return os.pread(fds[1], os.fstat(fds[1]).st_size, 0)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        why = said.decode("utf-8", "replace").strip()[-STDERR_BYTES:]
+        raise SandboxLost(f"{python} cannot compile the sandbox's supervisor: {why}") from error
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def memory_file(name: str, content: bytes = b"") -> int:

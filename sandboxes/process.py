@@ -8,7 +8,7 @@ import tempfile
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
-from agentrl.sandboxes.launch import Child, program
+from agentrl.sandboxes.launch import Child, compiled
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
 from agentrl.sandboxes.supervisor.files import DIRECTORY, wipe
 
@@ -46,7 +46,7 @@ class ProcessBackend:
             demands=frozenset({"adopts"}),
         )
         with tempfile.NamedTemporaryFile(prefix="agentrl-", suffix=".pyz") as archive:
-            archive.write(program())
+            archive.write(compiled(sys.executable))
             archive.flush()
             child = _Tenant([sys.executable, "-I", "-S", "-B", archive.name], area)
             return await SupervisedSandbox.open(child, place, limits)

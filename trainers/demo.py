@@ -42,7 +42,9 @@ from agentrl.trainers.models.tiny import build_model, build_tokenizer
 from agentrl.trainers.offline.sft import demonstrations, sft
 from agentrl.trainers.online.session import train_with_display
 from agentrl.trajectory import Episode
-from agentrl.types import Message
+from agentrl.types import Message, Task
+
+_PRACTISED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -217,49 +219,49 @@ def _warm_start(
         " demonstrations",
         soft_wrap=True,
     )
-    for again in range(8):
-        steps = plan.sft_more if again else plan.sft_steps
-        size = {"steps": steps, "batch_size": plan.sft_batch}
-        sft(
-            model,
-            chat,
-            rows,
-            optimizer=MuonAdamW,
-            seed=derive_seed(seed, again) % 2**31,
-            on_step=_show_loss,
-            **size,
-        )
-        reached = _practice(model, chat, make, plan, derive_seed(seed, "practice"), sandbox)
-        console.print(
-            f"warm start: pass@1 {reached:.2f} on other training tasks; enough at {plan.sft_until}"
-        )
-        if reached >= plan.sft_until:
-            break
+    practised = list(
+        itertools.islice(make().tasks("train", derive_seed(seed, "practice")), plan.practice)
+    )
+    rollouts = _practice(model, chat, make, derive_seed(seed, "practice"), sandbox)
+    try:
+        for again in range(8):
+            sft(
+                model,
+                chat,
+                rows,
+                steps=plan.sft_more if again else plan.sft_steps,
+                batch_size=plan.sft_batch,
+                optimizer=MuonAdamW,
+                seed=derive_seed(seed, again) % 2**31,
+                on_step=_show_loss,
+            )
+            reached = _pass_at_1(rollouts, practised)
+            console.print(
+                f"warm start: pass@1 {reached:.2f} on other training tasks; enough at"
+                f" {plan.sft_until}"
+            )
+            if reached >= plan.sft_until:
+                break
+    finally:
+        rollouts.close()
     model.save_pretrained(source)
     return source
 
 
 def _practice(
-    model: Any, chat: Chat, make: Callable[[], ToolEnv], plan: DemoPlan, seed: int, sandbox: str
-) -> float:
-    """pass@1 on training tasks that nothing was demonstrated of: tells when the warm start has done
-    enough.
-    """
-    tasks = list(itertools.islice(make().tasks("train", seed), plan.practice))
+    model: Any, chat: Chat, make: Callable[[], ToolEnv], seed: int, sandbox: str
+) -> Rollouts:
+    """Plays the model as it is at the time, to tell when the warm start has done enough."""
     policy = TokenPolicy(open_engine(model, chat), chat)
-    rollouts = Rollouts(
-        Setting(make, policy, pool_for(make(), sandbox, 32), "practice", seed), concurrency=32
-    )
-    try:
-        groups = rollouts.gather(tasks, 0)
-    finally:
-        rollouts.close()
-    scored = [
-        episode.passed
-        for group in groups
-        for episode in group.episodes
-        if episode.passed is not None
-    ]
+    pool = pool_for(make(), sandbox, _PRACTISED_AT_ONCE)
+    setting = Setting(make, policy, pool, "practice", seed)
+    return Rollouts(setting, concurrency=_PRACTISED_AT_ONCE)
+
+
+def _pass_at_1(rollouts: Rollouts, tasks: list[Task]) -> float:
+    """On training tasks that nothing was demonstrated of."""
+    episodes = [one for group in rollouts.gather(tasks, 0) for one in group.episodes]
+    scored = [one.passed for one in episodes if one.passed is not None]
     if not scored:
         raise SandboxLost("infrastructure failed every practice episode: see `agentrl doctor`")
     return sum(scored) / len(scored)

@@ -33,6 +33,12 @@ _SECRET_ENTRY = re.compile(
     r"|private_?key|authorization)$",
     re.I,
 )
+# One of these stands in every such name, its letters folded.
+_NAMES = (
+    *("api_key", "apikey", "password", "passwd", "client_secret", "clientsecret", "access_token"),
+    *("accesstoken", "auth_token", "authtoken", "secret_key", "secretkey", "private_key"),
+    *("privatekey", "authorization"),
+)
 _SHORTEST, _FEWEST_DIFFERENT, _LONGEST_WORDS = 8, 5, 16
 # One of these stands in every text that a rule matches: looking for them costs microseconds.
 _SIGNS = (
@@ -110,7 +116,10 @@ class Redactor:
 
     def row(self, row: Any) -> Any:
         """A record of JSON values without secrets; the same object where it holds none."""
-        if not self._is_suspicious(_BETWEEN.join(_strings(row))) and not _has_named(row):
+        text = _BETWEEN.join(_strings(row))
+        if not self._is_suspicious(text) and not (
+            _has_any(text.casefold(), _NAMES) and _has_named(row)
+        ):
             return row
         if isinstance(row, Mapping) and "segments" in row:
             rest = {name: item for name, item in row.items() if name != "segments"}
@@ -163,9 +172,7 @@ class Redactor:
 
     def _is_suspicious(self, text: str) -> bool:
         """Whether it may hold a secret; cheap, and wrong only by saying yes."""
-        if any(value in text for value in (*self._values, *self._reversed)) or _has_form(text):
-            return True
-        if any(sign in text for sign in _SIGNS_REVERSED):
+        if _has_any(text, (*self._values, *self._reversed, *_SIGNS_REVERSED)) or _has_form(text):
             return True
         if any(
             self._raw(one) != one for found in _CHUNK.finditer(text) for one in _decoded(found[0])
@@ -255,7 +262,11 @@ def _without(rule: re.Pattern[str], text: str) -> str:
 
 
 def _has_form(text: str) -> bool:
-    return any(sign in text for sign in _SIGNS) or any(form.search(text) for form in _FORMS)
+    return _has_any(text, _SIGNS) or any(form.search(text) for form in _FORMS)
+
+
+def _has_any(text: str, parts: tuple[str, ...]) -> bool:
+    return any(map(text.__contains__, parts))
 
 
 def _decoded(chunk: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import SandboxRole
 from agentrl.sandboxes.docker.daemon import Daemon
-from agentrl.sandboxes.launch import program
+from agentrl.sandboxes.launch import COMPILE, program
 
 ROLES: tuple[SandboxRole, ...] = ("agent", "grader")
 DEFAULT_BASE = "debian:bookworm-slim"
@@ -30,6 +30,7 @@ LABEL agentrl.layer={{digest}}
 COPY supervisor.pyz {ARCHIVE}
 RUN python3 -c 1 || {{{{ echo agentrl-"no-python"; exit 1; }}}}
 RUN [ -e {PYTHON} ] || ln -s "$(command -v python3)" {PYTHON}
+RUN {PYTHON} -I -S -B -c "{COMPILE}" {ARCHIVE} {ARCHIVE}
 """
 _NO_PYTHON = ("agentrl-no-python", 'exec: "/bin/sh"')
 _lock = threading.Lock()
