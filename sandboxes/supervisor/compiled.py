@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import marshal
+from contextlib import suppress
 
 # What stands before the code in a .pyc file (PEP 552): that there is no source to look at, and
 # eight bytes for its hash or time, which nobody then reads.
@@ -18,10 +19,8 @@ def write(source: str, target: str) -> None:
     """Write the archive at `source` to `target`, which may be the same file."""
     with open(source, "rb") as file:
         archive = file.read()
-    try:
+    with suppress(ImportError):
         archive = _compiled(archive)
-    except ImportError:
-        pass
     with open(target, "wb") as file:
         file.write(archive)
 
