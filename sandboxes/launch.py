@@ -17,6 +17,7 @@ from agentrl.errors import SandboxLost
 
 STDERR_BYTES = 2000
 _POLL_S = 0.002
+_COMPILE_S = 30.0
 COMPILE = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     " from agentrl.sandboxes.supervisor.compiled import write; write(*sys.argv[1:])"
@@ -60,9 +61,11 @@ def compiled(python: str) -> bytes:
     fds = memory_file("agentrl-program", program()), memory_file("agentrl-compiled")
     try:
         words = [python, "-I", "-S", "-B", "-c", COMPILE, *(f"/dev/fd/{fd}" for fd in fds)]
-        subprocess.run(words, env={}, pass_fds=fds, capture_output=True, check=True)
+        subprocess.run(
+            words, env={}, pass_fds=fds, capture_output=True, check=True, timeout=_COMPILE_S
+        )
         return os.pread(fds[1], os.fstat(fds[1]).st_size, 0)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         why = said.decode("utf-8", "replace").strip()[-STDERR_BYTES:]
         raise SandboxLost(f"{python} cannot compile the sandbox's supervisor: {why}") from error
