@@ -118,7 +118,7 @@ class Redactor:
         """A record of JSON values without secrets; the same object where it holds none."""
         text = _BETWEEN.join(_strings(row))
         if not self._is_suspicious(text) and not (
-            _has_any(text.casefold(), _NAMES) and _has_named(row)
+            _has_any(_folded(text), _NAMES) and _has_named(row)
         ):
             return row
         if isinstance(row, Mapping) and "segments" in row:
@@ -263,6 +263,11 @@ def _without(rule: re.Pattern[str], text: str) -> str:
 
 def _has_form(text: str) -> bool:
     return _has_any(text, _SIGNS) or any(form.search(text) for form in _FORMS)
+
+
+def _folded(text: str) -> str:
+    """Small letters, those too that a pattern of any case takes for an i: with no dot or two."""
+    return text.casefold().replace("ı", "i").replace("\u0307", "")
 
 
 def _has_any(text: str, parts: tuple[str, ...]) -> bool:

@@ -280,3 +280,11 @@ def test_no_real_variable_enters_a_sandbox(backend, request, monkeypatch):
 
     seen = asyncio.run(look())
     assert KINDS["environment"] not in seen and "PATH=" in seen
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "pa\u017fsword", "API\u212aEY", "ap\u0130_key", "pr\u0131vate_key"]
+)
+def test_names_of_secrets_are_known_in_every_case(name):
+    row = {"metadata": {name: "hunter2"}}
+    assert Redactor().row(row)["metadata"][name] == MARK
