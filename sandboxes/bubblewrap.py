@@ -15,7 +15,7 @@ from agentrl.errors import BackendAway, SandboxLost
 from agentrl.sandboxes import seccomp
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
 from agentrl.sandboxes.cgroup import MemoryGroup, home
-from agentrl.sandboxes.launch import Child, compiled, memory_file
+from agentrl.sandboxes.launch import Child, compiled, memory_file, starting
 from agentrl.sandboxes.supervised import (
     COMMON_ENV,
     OPEN_S,
@@ -56,6 +56,7 @@ _REMOUNT = (
 _INFO_BYTES = 4096
 _NS_GET_USERNS = 0xB701  # ioctl_ns(2): the user namespace that owns this one
 _USER = "/proc/sys/user"
+_ARCHIVE = "/supervisor.pyz"
 _START = (
     " && ".join(
         f"{{ [ ! -e {_USER}/{name} ] || echo {value} >{_USER}/{name}; }}"
@@ -282,7 +283,7 @@ def _contents(limits: SandboxLimits) -> dict[str, bytes]:
     """What bubblewrap reads from descriptors: files by path inside, and the system-call filter."""
     texts = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP}
     return {
-        "/supervisor.pyz": compiled(PYTHON),
+        _ARCHIVE: compiled(PYTHON),
         _FILTER: seccomp.filter_program(needs=limits.needs),
         **{path: text.encode() for path, text in texts.items()},
     }
@@ -343,4 +344,4 @@ def _argv(limits: SandboxLimits, files: dict[str, int]) -> list[str]:
     argv += ["--size", str(limits.disk_mb << 20), "--perms", "0755", "--tmpfs", AREA]
     argv += ["--symlink", f"{AREA}/tmp", "/tmp", "--remount-ro", "/"]
     argv += ["--", "/bin/sh", "-c", _START, "sh"]
-    return [*argv, PYTHON, "-I", "-S", "-B", "/supervisor.pyz"]
+    return [*argv, *starting(PYTHON, _ARCHIVE)]

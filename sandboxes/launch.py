@@ -23,12 +23,20 @@ COMPILE = (
     " from agentrl.sandboxes.supervisor.compiled import write; write(*sys.argv[1:])"
 )
 """What a Python is told to do with an archive of `program` and a place for the compiled one."""
-_MAIN = "from agentrl.sandboxes.supervisor.program import main\nmain()\n"
+
+
+def starting(python: str, archive: str, module: str = "supervisor.program") -> list[str]:
+    """The words that start `main` of a module in the archive of `program`; its own may follow."""
+    code = (
+        f"import sys; sys.path.insert(0, {archive!r});"
+        f" from agentrl.sandboxes.{module} import main; main()"
+    )
+    return [python, "-I", "-S", "-B", "-c", code]
 
 
 @functools.cache
 def program(*more: str) -> bytes:
-    """The supervisor as a zip archive that a Python inside the sandbox can run.
+    """The supervisor as a zip archive that a Python inside the sandbox can import.
 
     The same source gives the same bytes.
 
@@ -47,7 +55,6 @@ def program(*more: str) -> bytes:
                         zipfile.ZipInfo(f"agentrl/sandboxes/{package}/{item.name}"),
                         item.read_bytes(),
                     )
-        archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
     return buffer.getvalue()
 
 

@@ -8,7 +8,7 @@ import tempfile
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits, SandboxRole
-from agentrl.sandboxes.launch import Child, compiled
+from agentrl.sandboxes.launch import Child, compiled, starting
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox, rlimits
 from agentrl.sandboxes.supervisor.files import DIRECTORY, wipe
 
@@ -48,7 +48,7 @@ class ProcessBackend:
         with tempfile.NamedTemporaryFile(prefix="agentrl-", suffix=".pyz") as archive:
             archive.write(compiled(sys.executable))
             archive.flush()
-            child = _Tenant([sys.executable, "-I", "-S", "-B", archive.name], area)
+            child = _Tenant(starting(sys.executable, archive.name), area)
             return await SupervisedSandbox.open(child, place, limits)
 
 

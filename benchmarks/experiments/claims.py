@@ -1,9 +1,10 @@
 """What is said of single parts of a recipe, each asked by runs that differ in nothing else.
 
 `python -m benchmarks.experiments.claims [CLAIM ...] [--folder DIR] [--starts 0,1,2,3]
-[--seeds 0,1]` plays what is missing in the folder and prints a table for each claim, with the
-interval of each pair of arms; `--draw DIR` writes a picture for each. Warm starts are those of
-`recipes` where both share a folder. It can be stopped and gone on with; `--table` only prints.
+[--seeds 0,1] [--rate R]` plays what is missing in the folder and prints a table for each claim,
+with the interval of each pair of arms; `--draw DIR` writes a picture for each. Warm starts are
+those of `recipes` where both share a folder. It can be stopped and gone on with; `--table` only
+prints.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from benchmarks.experiments.drawing import drawing
 from benchmarks.experiments.recipe_runs import ROUNDS, Job, Result, play, results
 from benchmarks.experiments.recipes import DRAWS, drawn_means, interval
 
-RATE = 3e-4
 TONES = ("#2f6fb3", "#c2571a", "#3c8a4e", "#8a5bb0")
 
 
@@ -42,11 +42,6 @@ class Arm:
     recipe: str = "grpo"
     change: Mapping[str, Any] = field(default_factory=dict)
 
-    def job(self, env: str, start: int, seed: int) -> Job:
-        """One run of it."""
-        arm = f"claim-{self.name}".replace(" ", "-")
-        return Job(env, self.recipe, start, seed, RATE, arm, self.change)
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -55,6 +50,7 @@ class Claim:
     Attributes:
         key: the metric of a round that is drawn.
         scale: the metric is divided by it, for a picture from 0 to 1.
+        rate: learning rate of all arms.
     """
 
     question: str
@@ -62,6 +58,12 @@ class Claim:
     arms: tuple[Arm, ...]
     scale: float = 1.0
     env: str = "calc-v0"
+    rate: float = 3e-4
+
+    def job(self, arm: Arm, start: int, seed: int) -> Job:
+        """One run of an arm."""
+        name = f"claim-{arm.name}".replace(" ", "-")
+        return Job(self.env, arm.recipe, start, seed, self.rate, name, arm.change)
 
 
 GRPO = Arm("grpo")
@@ -210,8 +212,10 @@ def picture(folder: Path, claim: Claim, found: Sequence[Result]) -> str:
 
 
 def _runs(claim: Claim, arm: Arm, found: Sequence[Result]) -> list[Result]:
-    wanted = arm.job(claim.env, 0, 0)
-    return [one for one in found if (one.job.env, one.job.arm) == (wanted.env, wanted.arm)]
+    wanted = claim.job(arm, 0, 0)
+    return [
+        one for one in found if replace(one.job, start=0, seed=0, change=wanted.change) == wanted
+    ]
 
 
 def _rounds(folder: Path, job: Job) -> list[dict[str, Any]]:
@@ -227,15 +231,18 @@ def main() -> None:
     parser.add_argument("--starts", default="0,1,2,3")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rate", type=float, help="of all arms, instead of the claim's own")
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     claims = {name: CLAIMS[name] for name in given.claims}
+    if given.rate:
+        claims = {name: replace(claim, rate=given.rate) for name, claim in claims.items()}
     if not given.table:
         for seed, start in product(given.seeds.split(","), given.starts.split(",")):
-            for env, arm in ((one.env, arm) for one in claims.values() for arm in one.arms):
-                is_there = play(given.folder, arm.job(env, int(start), int(seed)), given.rounds)
+            for claim, arm in ((one, arm) for one in claims.values() for arm in one.arms):
+                is_there = play(given.folder, claim.job(arm, int(start), int(seed)), given.rounds)
                 there = "there" if is_there else "another process is at it"
                 print(f"{arm.name} start {start} seed {seed}: {there}", flush=True)
     found = [one for one in results(given.folder) if one.job.arm]

@@ -17,14 +17,11 @@ from agentrl.sandboxes.docker.daemon import Daemon
 from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
 from agentrl.sandboxes.docker.profile import profile
 from agentrl.sandboxes.docker.spec import Spec
+from agentrl.sandboxes.launch import starting
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.proxy.serve import PORT
 
 CONNECTIONS = 32
-_PROXY = (
-    f"import sys; sys.path.insert(0, {ARCHIVE!r}); from agentrl.sandboxes.proxy.serve import main;"
-    " main()"
-)
 _NOBODY = "65534:65534"
 _LIMITS = SandboxLimits(memory_mb=64, disk_mb=1, processes=2 * CONNECTIONS, open_files=256)
 # Addresses set aside for measurements (RFC 2544), which no real host has: 16,384 networks of 8.
@@ -170,7 +167,7 @@ class _ProxySpec(Spec):
             "PidsLimit": _LIMITS.processes,
         }
         host["Sysctls"] = {"net.ipv4.ip_forward": "0"}
-        entry = [PYTHON, "-I", "-S", "-B", "-c", _PROXY]
+        entry = starting(PYTHON, ARCHIVE, "proxy.serve")
         return config | {
             "NetworkDisabled": False,
             "User": _NOBODY,

@@ -10,6 +10,7 @@ from agentrl.sandboxes.base import SandboxLimits
 from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
 from agentrl.sandboxes.docker.owner import DEADLINE_LABEL
 from agentrl.sandboxes.docker.profile import profile
+from agentrl.sandboxes.launch import starting
 
 AREA = "/sandbox"
 SHM_MB = 16
@@ -70,7 +71,7 @@ class Spec:
             "User": "0:0",
             "Hostname": "sandbox",
             "WorkingDir": "/",
-            "Entrypoint": [PYTHON, "-I", "-S", "-B", ARCHIVE],
+            "Entrypoint": starting(PYTHON, ARCHIVE),
             "Cmd": [self.labels[DEADLINE_LABEL]],
             "Healthcheck": {"Test": ["NONE"]},
             "Labels": dict(self.labels),

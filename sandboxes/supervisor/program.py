@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import time
 
 from agentrl.sandboxes.supervisor.frames import Fatal, FrameError
+from agentrl.sandboxes.supervisor.processes import end_at
 from agentrl.sandboxes.supervisor.serve import Supervisor
 
 PIPE_BYTES = 1 << 18
@@ -30,10 +29,7 @@ def main() -> None:
     of stdin is never told.
     """
     if sys.argv[1:]:
-        deadline = int(sys.argv[1])
-        # The agent's user may send this signal, too: so the handler looks at the clock.
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(1) if time.time() >= deadline else None)
-        signal.alarm(max(1, deadline - int(time.time()) + 1))
+        end_at(int(sys.argv[1]))
     read, write = os.dup(0), os.dup(1)
     _widen(read)
     null = os.open("/dev/null", os.O_RDWR)

@@ -9,11 +9,10 @@ is printed, nor on whether pipes are ever closed.
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from agentrl.sandboxes.supervisor.pipes import Clipped, Pipes
-from agentrl.sandboxes.supervisor.processes import Processes
+from agentrl.sandboxes.supervisor.processes import KILLED, Processes
 
 SHELLS = ([b"bash", b"--noprofile", b"--norc"], [b"sh"])
 CONTROL = 8  # sh knows descriptors of one digit only
@@ -79,7 +78,7 @@ class Shell:
             return self._heard[0]
         pipes.drain()
         self.close()
-        return -signal.SIGKILL if self.timed_out or ended is None else ended
+        return KILLED if self.timed_out or ended is None else ended
 
     def end(self) -> None:
         """End the shell with all that still descends from it; what has left it stays."""

@@ -18,10 +18,12 @@ from helpers import call as calls
 from agentrl.env import ToolEnv
 from agentrl.policies.base import Scripted
 from agentrl.sandboxes import BubblewrapBackend, DockerBackend, Pool, SandboxLimits
+from agentrl.sandboxes.launch import starting
 from agentrl.tools import tool
 from agentrl.types import EndReason, Limits, Score
 
 BACKENDS = {"bubblewrap": BubblewrapBackend, "docker": DockerBackend}
+PROGRAM = starting("/usr/bin/python3", "/supervisor.pyz")
 SLOTS = 8
 NAMESPACES = ("pid", "net", "ipc", "mnt", "uts", "user", "cgroup")
 HOST = """
@@ -158,7 +160,7 @@ def end_one(backend: str, busy: threading.Event, others: set[int]) -> None:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):  # it ended since
             continue
-        if words.startswith(b"/usr/bin/python3\0-I\0-S\0-B\0/supervisor"):
+        if words.split(b"\0")[:-1] == list(map(os.fsencode, PROGRAM)):
             assert table[pid] != os.getpid()
             os.kill(pid, signal.SIGKILL)
             return
