@@ -176,12 +176,12 @@ class TrainConfig(BaseModel):
     """Tasks of one round."""
     group_size: int = Field(8, ge=1)
     """G, episodes per task."""
+    concurrency: int = Field(256, ge=1)
+    """Episodes that play at the same time, at most; each has a sandbox where tools need one."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
     """Where tools and hidden tests run."""
     deterministic: bool = False
-    """Turn-synchronous sampling in fixed batches: the same run again gives the same numbers, bit
-    for bit.
-    """
+    """Turn-synchronous sampling in fixed batches: the same run again gives the same bits."""
     eval_every: int = Field(0, ge=0)
     """Rounds between evaluations on held-out tasks; 0: never."""
     held_out: HeldOut = HeldOut()

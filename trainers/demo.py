@@ -9,7 +9,6 @@ The model starts low because the warm start is short; every demonstration is a c
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import string
 import time
@@ -70,6 +69,7 @@ class DemoPlan:
     rounds: int = 36
     tasks_per_step: int = 24
     group_size: int = 8
+    concurrency: int = 96
     learning_rate: float = 4.5e-4
     entropy_coef: float = 0.0
     minibatches: int = 4
@@ -146,9 +146,10 @@ def prepare_demo(
         "steps": plan.rounds,
         "tasks_per_step": plan.tasks_per_step,
         "group_size": plan.group_size,
+        "concurrency": plan.concurrency,
         "sandbox": sandbox,
         "deterministic": True,
-        "eval_every": math.ceil(plan.rounds / 2),
+        "eval_every": plan.rounds,
         "held_out": {"tasks": plan.held_out},
         "save_every": plan.rounds,
         "recipe": "grpo",

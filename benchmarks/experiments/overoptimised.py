@@ -16,8 +16,8 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +29,7 @@ from agentrl.report.signs import alarms
 from agentrl.trajectory import Episode
 from agentrl.types import Limits, Score, Task
 from agentrl.verifiers.base import Submission
+from agentrl.verifiers.combine import Combined, Parts, ensemble_lower, ensemble_min
 from agentrl.verifiers.models.reward_model import RewardModel
 from benchmarks.experiments.drawing import drawing
 
@@ -43,13 +44,21 @@ PASSING = 0.4
 BUDGET_NATS = 0.5
 """KL per answer at which the arm with a budget ends."""
 RUNG_NATS = 0.1
+MODELS = 5
+"""Proxies of their own beginnings and orders of data that can be asked together."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "one head": {},
     "ensemble, mean - 3 std": {"ensemble": {"combine": "pessimistic", "std_weight": 3.0}},
     "ensemble, min": {"ensemble": {"combine": "min"}},
+    "five models, mean - 3 std": {"combine": "mean - 3 std"},
+    "five models, min": {"combine": "min"},
     "one head, KL penalty": {"loss": {"kl_coef": 0.15}},
 }
-TONES = ("#c0392b", "#2471a3", "#17a589", "#7d3c98", "#b9770e")
+COMBINED: Mapping[str, Callable[[Parts], Combined]] = {
+    "mean - 3 std": partial(ensemble_lower, k=3.0),
+    "min": ensemble_min,
+}
+TONES = ("#c0392b", "#2471a3", "#17a589", "#34495e", "#27ae60", "#7d3c98", "#b9770e")
 
 
 def polite_words(answer: str) -> int:
@@ -69,15 +78,18 @@ class Requests(ToolEnv):
     """Answer a request. The proxy judges training tasks, the gold reward those that are held out.
 
     Args:
-        reward_model: folder of the proxy.
+        reward_models: folders of the proxy, or of several that are one.
+        combine: how several are, one of `COMBINED`.
         options: of `RewardModel`.
     """
 
     id = "requests-v0"
     limits = Limits(turns=1, turn_tokens=LONGEST + 4, wall_s=60)
 
-    def __init__(self, reward_model: str, **options: Any) -> None:
-        self._proxy = load_proxy(reward_model, max_batch=128, **options)
+    def __init__(self, reward_models: list[str], combine: str = "", **options: Any) -> None:
+        proxies = [load_proxy(one, max_batch=128, **options) for one in reward_models]
+        parts = {f"proxy_{at}": one for at, one in enumerate(proxies)}
+        self._proxy = COMBINED[combine](parts) if combine else proxies[0]
         self.verifier = self._judge
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
@@ -127,17 +139,21 @@ def prepare(folder: Path, seed: int) -> Path:
         write_bytes_atomic(folder / f"{name}.jsonl", text.encode())
     texts = [f"<|im_start|>user\n{v}<|im_end|>\n" for row in said for v in row.values()]
     tokenizer = build_tokenizer(texts, 200, map(chr, range(32, 127)))
-    build_model(folder / "base", tokenizer, width=64, context=128, seed=seed)
-    common = 'stage = "reward"\nmodel = "{policy}"\nepochs = 4\nlearning_rate = 1e-3\n'
+    for other in range(MODELS):
+        place = folder / f"base{other or ''}"
+        build_model(place, tokenizer, width=64, context=128, seed=seed + 1000 * other)
+    common = 'stage = "reward"\nepochs = 4\nlearning_rate = 1e-3\n'
     config = (
         f'model = "{folder}/base"\nseed = {seed}\nbatch_size = 32\n'
         f'data = {{files = ["{folder}/pairs.jsonl"], held_out = 0.1}}\n'
         'card = {prompts = 0}\n[[stages]]\nname = "policy"\nstage = "sft"\n'
         f'data = {{files = ["{folder}/answers.jsonl"], held_out = 0.1}}\n'
         "epochs = 6\nlearning_rate = 3e-3\n"
-        f'[[stages]]\nname = "one"\n{common}'
-        f'[[stages]]\nname = "ensemble"\n{common}reward = {{heads = 5}}\n'
+        f'[[stages]]\nname = "one"\nmodel = "{{policy}}"\n{common}'
+        f'[[stages]]\nname = "ensemble"\nmodel = "{{policy}}"\n{common}reward = {{heads = 5}}\n'
     )
+    for other in range(1, MODELS):
+        config += f'[[stages]]\nname = "other{other}"\nmodel = "{folder}/base{other}"\n{common}'
     (folder / "recipe.toml").write_text(config)
     run_offline(folder / "recipe.toml", folder / "recipe")
     return folder
@@ -171,7 +187,8 @@ def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "env": f"{Path(__file__).resolve()}:Requests",
             "env_settings": {
-                "reward_model": made["ensemble" if "ensemble" in chosen else "one"],
+                "reward_models": _proxies(made, chosen),
+                "combine": chosen.get("combine", ""),
                 **chosen.get("ensemble", {}),
             },
             "model": made["policy"], "seed": seed, "steps": rounds, "tasks_per_step": 8,
@@ -185,6 +202,12 @@ def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
         write_json_atomic(result, {"seed": seed, "arm": arm, "rounds": rows})
     found: dict[str, Any] = json.loads(result.read_text())
     return found
+
+
+def _proxies(made: Mapping[str, str], arm: Mapping[str, Any]) -> list[str]:
+    if "combine" in arm:
+        return [made["one"], *(made[f"other{other}"] for other in range(1, MODELS))]
+    return [made["ensemble" if "ensemble" in arm else "one"]]
 
 
 def _rounds(run: Path, base: str) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ PATH = (
 )
 """What a reader opens between the settings and `optimizer.step()`: see docs/architecture.md."""
 
-MAX_LEAVES = 56
+MAX_LEAVES = 57
 """Settings of a run that can be set one by one, those of its tables included."""
 
 

@@ -40,9 +40,6 @@ from agentrl.trainers.online.tasks import RunTasks
 from agentrl.trajectory import Episode
 from agentrl.types import Message
 
-MAX_CONCURRENCY = 256
-"""Episodes that play at the same time, however large a round is."""
-
 Listener = Callable[[str, Any], None]
 """Told of ("episode", Episode) on the loop thread; of ("phase", (label, episodes)),
 ("metrics", row), ("warning", sentence) and ("eval", summary) on the training thread."""
@@ -233,7 +230,7 @@ class Run:
         engine = open_with(sampled, self.chat, synchronous=config.deterministic)
         tokens = self.tasks.turn_tokens
         sampling = Sampling(temperature=config.temperature, max_tokens=tokens)
-        concurrency = min(config.tasks_per_step * config.group_size, MAX_CONCURRENCY)
+        concurrency = min(config.tasks_per_step * config.group_size, config.concurrency)
         self._greedy = TokenPolicy(engine, self.chat, replace(sampling, temperature=0.0))
         setting = Setting(
             make=self.tasks.make,
