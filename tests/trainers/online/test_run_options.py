@@ -9,6 +9,7 @@ import torch
 from run_cases import TOYS
 from transformers import PreTrainedModel
 
+from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 from agentrl.records.files import read_metrics
 from agentrl.trainers.algorithms.recipes import OWN as OF_A_RECIPE
@@ -117,6 +118,7 @@ ELSEWHERE = {
     "env_settings",
     "model",
     "sandbox",
+    "concurrency",
     "safety",
     "deterministic",
     "held_out",
@@ -183,6 +185,21 @@ def test_what_changes_the_cost_alone(outcome, model, tmp_path):
     assert not plain.learner.model.is_gradient_checkpointing
     outcome(BASE | PPO)[2].learner.critic.save(tmp_path / "critic")
     assert outcome(BASE | with_critic(model=str(tmp_path / "critic")))[1] != outcome(BASE | PPO)[1]
+
+
+def test_no_more_episodes_play_at_once_than_the_settings_say(model, tmp_path, monkeypatch):
+    asked, sample = [], TransformersEngine._sample
+    monkeypatch.setattr(
+        TransformersEngine,
+        "_sample",
+        lambda engine, rows: asked.append(len(rows)) or sample(engine, rows),
+    )
+    for settings, most in (({}, 12), ({"concurrency": 5}, 5)):
+        config = check_config({"model": str(model)} | BASE | settings | {"steps": 1}, "test")
+        with Run(config, tmp_path / str(most)) as run:
+            asked.clear()
+            train(run)
+        assert max(asked) == most
 
 
 def test_models_are_where_the_settings_say(model, monkeypatch):
