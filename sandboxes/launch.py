@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import time
+import warnings
 import zipfile
 from collections.abc import Sequence
 from importlib.resources import files
@@ -17,7 +18,7 @@ from agentrl.errors import SandboxLost
 
 STDERR_BYTES = 2000
 _POLL_S = 0.002
-_COMPILE_S = 30.0
+_COMPILE_S = 10.0
 COMPILE = (
     "import sys; sys.path.insert(0, sys.argv[1]);"
     " from agentrl.sandboxes.supervisor.compiled import write; write(*sys.argv[1:])"
@@ -26,7 +27,7 @@ COMPILE = (
 
 
 def starting(python: str, archive: str, module: str = "supervisor.program") -> list[str]:
-    """The words that start `main` of a module in the archive of `program`; its own may follow."""
+    """The words that start `main` of a module in an archive; arguments of it may follow."""
     code = (
         f"import sys; sys.path.insert(0, {archive!r});"
         f" from agentrl.sandboxes.{module} import main; main()"
@@ -60,22 +61,31 @@ def program(*more: str) -> bytes:
 
 @functools.cache
 def compiled(python: str) -> bytes:
-    """The same archive, its modules compiled by the Python that is to run it.
-
-    Raises:
-        SandboxLost: that Python does not work.
+    """The same archive, its modules compiled by the Python that is to run it; the archive as it is,
+    with a warning, where that fails.
     """
     fds = memory_file("agentrl-program", program()), memory_file("agentrl-compiled")
     try:
         words = [python, "-I", "-S", "-B", "-c", COMPILE, *(f"/dev/fd/{fd}" for fd in fds)]
         subprocess.run(
-            words, env={}, pass_fds=fds, capture_output=True, check=True, timeout=_COMPILE_S
+            words,
+            env={},
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_COMPILE_S,
         )
         return os.pread(fds[1], os.fstat(fds[1]).st_size, 0)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         why = said.decode("utf-8", "replace").strip()[-STDERR_BYTES:]
-        raise SandboxLost(f"{python} cannot compile the sandbox's supervisor: {why}") from error
+        warnings.warn(
+            f"{python} cannot compile the sandboxes' supervisor, so each starts slower: {why}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return program()
     finally:
         for fd in fds:
             os.close(fd)

@@ -80,7 +80,10 @@ _MAYBE_SPACED = re.compile(r"(([\W_])\2{0,2})[^\n]\1[^\n]\1[^\n]\1")
 _SPACED = re.compile(r"[^\n](([\W_])\2{0,2})(?:[^\n]\1){9,}[^\n]")
 _WINDOW = 4096
 """Characters in which a rule of detect-secrets is looked for; what begins there may be longer."""
-_BETWEEN = "\0"  # of the strings of a row, where a look is for all at once
+_REMEMBERED, _LONGEST_REMEMBERED = 8192, 4096
+"""Strings, and characters of one, whose look is kept: episodes of a group say much the same."""
+
+_SUSPICIOUS, _NAMED = "a secret, perhaps", "a name of one, perhaps"
 
 PATHS = frozenset({"artifacts", "files", "side_effects"})
 """Tables of a record whose keys are paths: a name there says nothing of what a file holds."""
@@ -100,6 +103,7 @@ class Redactor:
     def __init__(self, values: frozenset[str] = frozenset()) -> None:
         self._values = sorted((v for v in values if len(v) >= _SHORTEST), key=len, reverse=True)
         self._reversed = [value[::-1] for value in self._values]
+        self._look_once = lru_cache(_REMEMBERED)(self._look)
 
     def text(self, text: str) -> str:
         """The text with `[redacted]` in the place of each secret."""
@@ -116,10 +120,8 @@ class Redactor:
 
     def row(self, row: Any) -> Any:
         """A record of JSON values without secrets; the same object where it holds none."""
-        text = _BETWEEN.join(_strings(row))
-        if not self._is_suspicious(text) and not (
-            _has_any(_folded(text), _NAMES) and _has_named(row)
-        ):
+        looks = set(map(self._seen, _strings(row)))
+        if _SUSPICIOUS not in looks and not (_NAMED in looks and _has_named(row)):
             return row
         if isinstance(row, Mapping) and "segments" in row:
             rest = {name: item for name, item in row.items() if name != "segments"}
@@ -169,6 +171,14 @@ class Redactor:
 
     def _unless(self, chunk: str, decoded: Any) -> str:
         return MARK if any(self._raw(one) != one for one in decoded) else chunk
+
+    def _seen(self, text: str) -> str:
+        return self._look(text) if len(text) > _LONGEST_REMEMBERED else self._look_once(text)
+
+    def _look(self, text: str) -> str:
+        if self._is_suspicious(text):
+            return _SUSPICIOUS
+        return _NAMED if _has_any(_folded(text), _NAMES) else ""
 
     def _is_suspicious(self, text: str) -> bool:
         """Whether it may hold a secret; cheap, and wrong only by saying yes."""

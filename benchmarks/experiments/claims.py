@@ -213,9 +213,16 @@ def picture(folder: Path, claim: Claim, found: Sequence[Result]) -> str:
 
 def _runs(claim: Claim, arm: Arm, found: Sequence[Result]) -> list[Result]:
     wanted = claim.job(arm, 0, 0)
-    return [
-        one for one in found if replace(one.job, start=0, seed=0, change=wanted.change) == wanted
+    same = [
+        one
+        for one in found
+        if (one.job.env, one.job.arm, one.job.rate) == (wanted.env, wanted.arm, wanted.rate)
     ]
+    if other := [one.job for one in same if one.job.change != wanted.change]:
+        raise ValueError(
+            f"{arm.name} is {wanted.change} now, and was {other[0].change}: {other[0]}"
+        )
+    return same
 
 
 def _rounds(folder: Path, job: Job) -> list[dict[str, Any]]:

@@ -45,16 +45,16 @@ BUDGET_NATS = 0.5
 """KL per answer at which the arm with a budget ends."""
 RUNG_NATS = 0.1
 MODELS = 5
-"""Proxies of their own beginnings and orders of data that can be asked together."""
+"""Proxies that are asked together; each has a beginning, a split and an order of its own."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "one head": {},
     "ensemble, mean - 3 std": {"ensemble": {"combine": "pessimistic", "std_weight": 3.0}},
     "ensemble, min": {"ensemble": {"combine": "min"}},
-    "five models, mean - 3 std": {"combine": "mean - 3 std"},
-    "five models, min": {"combine": "min"},
+    "five models, mean - 3 std": {"together": "mean - 3 std"},
+    "five models, min": {"together": "min"},
     "one head, KL penalty": {"loss": {"kl_coef": 0.15}},
 }
-COMBINED: Mapping[str, Callable[[Parts], Combined]] = {
+TOGETHER: Mapping[str, Callable[[Parts], Combined]] = {
     "mean - 3 std": partial(ensemble_lower, k=3.0),
     "min": ensemble_min,
 }
@@ -79,17 +79,17 @@ class Requests(ToolEnv):
 
     Args:
         reward_models: folders of the proxy, or of several that are one.
-        combine: how several are, one of `COMBINED`.
+        together: how several are, one of `TOGETHER`.
         options: of `RewardModel`.
     """
 
     id = "requests-v0"
     limits = Limits(turns=1, turn_tokens=LONGEST + 4, wall_s=60)
 
-    def __init__(self, reward_models: list[str], combine: str = "", **options: Any) -> None:
+    def __init__(self, reward_models: list[str], together: str = "", **options: Any) -> None:
         proxies = [load_proxy(one, max_batch=128, **options) for one in reward_models]
         parts = {f"proxy_{at}": one for at, one in enumerate(proxies)}
-        self._proxy = COMBINED[combine](parts) if combine else proxies[0]
+        self._proxy = TOGETHER[together](parts) if together else proxies[0]
         self.verifier = self._judge
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
@@ -124,7 +124,7 @@ def answer(chance: random.Random) -> str:
 
 
 def prepare(folder: Path, seed: int) -> Path:
-    """The policy, its proxy with one head and its ensemble, in the folder; returns the folder."""
+    """The policy, its proxy with one head, its ensemble, and further proxies, in the folder."""
     from agentrl.trainers.models.tiny import build_model, build_tokenizer
     from agentrl.trainers.pipeline import run_offline
 
@@ -142,18 +142,22 @@ def prepare(folder: Path, seed: int) -> Path:
     for other in range(MODELS):
         place = folder / f"base{other or ''}"
         build_model(place, tokenizer, width=64, context=128, seed=seed + 1000 * other)
-    common = 'stage = "reward"\nepochs = 4\nlearning_rate = 1e-3\n'
     config = (
         f'model = "{folder}/base"\nseed = {seed}\nbatch_size = 32\n'
         f'data = {{files = ["{folder}/pairs.jsonl"], held_out = 0.1}}\n'
-        'card = {prompts = 0}\n[[stages]]\nname = "policy"\nstage = "sft"\n'
-        f'data = {{files = ["{folder}/answers.jsonl"], held_out = 0.1}}\n'
-        "epochs = 6\nlearning_rate = 3e-3\n"
-        f'[[stages]]\nname = "one"\nmodel = "{{policy}}"\n{common}'
-        f'[[stages]]\nname = "ensemble"\nmodel = "{{policy}}"\n{common}reward = {{heads = 5}}\n'
+        "card = {prompts = 0}\n"
     )
-    for other in range(1, MODELS):
-        config += f'[[stages]]\nname = "other{other}"\nmodel = "{folder}/base{other}"\n{common}'
+    taught = f'data = {{files = ["{folder}/answers.jsonl"], held_out = 0.1}}\nstage = "sft"\n'
+    reward = 'stage = "reward"\nepochs = 4\nlearning_rate = 1e-3\n'
+    for other in range(MODELS):
+        policy, own = f"policy{other or ''}", f"seed = {seed + 1000 * other}\n"
+        config += (
+            f'[[stages]]\nname = "{policy}"\nmodel = "{folder}/base{other or ""}"\n{own}{taught}'
+            "epochs = 6\nlearning_rate = 3e-3\n"
+            f'[[stages]]\nname = "one{other or ""}"\nmodel = "{{{policy}}}"\n{own}{reward}'
+        )
+    config += f'[[stages]]\nname = "ensemble"\nmodel = "{{policy}}"\n{reward}'
+    config += "reward = {heads = 5}\n"
     (folder / "recipe.toml").write_text(config)
     run_offline(folder / "recipe.toml", folder / "recipe")
     return folder
@@ -188,7 +192,7 @@ def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
             "env": f"{Path(__file__).resolve()}:Requests",
             "env_settings": {
                 "reward_models": _proxies(made, chosen),
-                "combine": chosen.get("combine", ""),
+                "together": chosen.get("together", ""),
                 **chosen.get("ensemble", {}),
             },
             "model": made["policy"], "seed": seed, "steps": rounds, "tasks_per_step": 8,
@@ -205,8 +209,8 @@ def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
 
 
 def _proxies(made: Mapping[str, str], arm: Mapping[str, Any]) -> list[str]:
-    if "combine" in arm:
-        return [made["one"], *(made[f"other{other}"] for other in range(1, MODELS))]
+    if "together" in arm:
+        return [made["one"], *(made[f"one{other}"] for other in range(1, MODELS))]
     return [made["ensemble" if "ensemble" in arm else "one"]]
 
 

@@ -186,6 +186,7 @@ def _settings(folder: Path, job: Job, steps: int) -> dict[str, Any]:
         **{"steps": steps, "save_every": steps, "keep_last": 1, "eval_every": steps},
         "minibatches": 1 if recipe(job.recipe).one_step else 4,
         "schedule": {"warmup": 4},
+        "quiet_rounds": steps,  # each run samples as many episodes, and ends on the held-out tasks
         **job.change,
     }
 

@@ -30,7 +30,7 @@ def _compiled(archive: bytes) -> bytes:
 
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as given, zipfile.ZipFile(buffer, "w") as made:
-        for name in given.namelist():
+        for name in (name for name in given.namelist() if name.endswith(".py")):
             text = given.read(name)
             code = marshal.dumps(compile(text, name, "exec", dont_inherit=True))
             head = importlib.util.MAGIC_NUMBER + _UNCHECKED

@@ -1,13 +1,16 @@
 """The supervisor's archive, compiled by the Python that runs it."""
 
+import asyncio
 import io
 import subprocess
 import sys
 import zipfile
 
 import pytest
+from conftest import require
 
-from agentrl.errors import SandboxLost
+from agentrl.sandboxes import BubblewrapBackend, DockerBackend, SandboxLimits
+from agentrl.sandboxes.docker.images import ARCHIVE
 from agentrl.sandboxes.launch import COMPILE, compiled, program
 
 
@@ -19,7 +22,7 @@ def test_python_runs_the_compiled_modules_and_not_the_source(tmp_path):
         "from agentrl.sandboxes.supervisor import serve; print(serve.__cached__, serve.__file__)"
     )
     said = subprocess.run(
-        [sys.executable, "-I", "-S", "-B", "-v", "-c", look], capture_output=True, text=True
+        [sys.executable, "-I", "-S", "-B", "-c", look], capture_output=True, text=True, check=True
     )
     assert said.stdout.split()[1].endswith("serve.pyc")
 
@@ -52,6 +55,32 @@ def test_where_zipfile_does_not_work_the_archive_stays_as_it_is(tmp_path):
     assert target.read_bytes() == program()
 
 
-def test_a_python_that_does_not_work_is_named():
-    with pytest.raises(SandboxLost, match="/bin/false cannot compile"):
-        compiled("/bin/false")
+def test_where_compiling_fails_the_archive_stays_as_it_is_and_a_warning_says_so_once(recwarn):
+    compiled.cache_clear()
+    with pytest.warns(RuntimeWarning, match="/bin/false cannot compile"):
+        assert compiled("/bin/false") == program()
+    recwarn.clear()
+    assert compiled("/bin/false") == program() and not recwarn
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "docker"])
+def test_a_sandbox_has_the_program_compiled_for_its_python(kind):
+    require(kind)
+    backend, archive = {
+        "bubblewrap": (BubblewrapBackend(), "/supervisor.pyz"),
+        "docker": (DockerBackend(), ARCHIVE),
+    }[kind]
+    look = (
+        f"import importlib.util as u, zipfile; made = zipfile.ZipFile({archive!r});"
+        "codes = [made.read(n)[:4] for n in made.namelist() if n.endswith('c')];"
+        "print(len(codes) > 15 and set(codes) == {u.MAGIC_NUMBER})"
+    )
+
+    async def said():
+        box = await backend.open("agent", SandboxLimits(memory_mb=128, disk_mb=8))
+        try:
+            return (await box.exec(["/usr/bin/python3", "-c", look])).stdout
+        finally:
+            await box.close()
+
+    assert asyncio.run(said()) == b"True\n"
