@@ -66,12 +66,11 @@ class DemoPlan:
     sft_more: int = 6
     sft_until: float = 0.4
     sft_batch: int = 32
-    rounds: int = 36
+    rounds: int = 58
     tasks_per_step: int = 24
-    group_size: int = 8
-    concurrency: int = 96
-    learning_rate: float = 4.5e-4
-    entropy_coef: float = 0.0
+    group_size: int = 4
+    learning_rate: float = 3e-4
+    negative_weight: float = 0.3
     minibatches: int = 4
     epochs: int = 2
     micro_tokens: int = 32768  # a whole minibatch, whose groups then share their prompts
@@ -146,7 +145,6 @@ def prepare_demo(
         "steps": plan.rounds,
         "tasks_per_step": plan.tasks_per_step,
         "group_size": plan.group_size,
-        "concurrency": plan.concurrency,
         "sandbox": sandbox,
         "deterministic": True,
         "eval_every": plan.rounds,
@@ -156,7 +154,7 @@ def prepare_demo(
         "loss": {
             "clip_high": 0.28,
             "aggregate": "token",
-            "entropy_coef": plan.entropy_coef,
+            "negative_weight": plan.negative_weight,
             "filter_groups": True,
             "epochs": plan.epochs,
         },
