@@ -177,7 +177,7 @@ class TrainConfig(BaseModel):
     group_size: int = Field(8, ge=1)
     """G, episodes per task."""
     concurrency: int = Field(256, ge=1)
-    """Episodes that play at the same time, at most; each has a sandbox where tools need one."""
+    """Episodes that play at the same time, at most, each in a sandbox where tools need one."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
     """Where tools and hidden tests run."""
     deterministic: bool = False

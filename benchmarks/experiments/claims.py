@@ -155,9 +155,8 @@ def table(folder: Path, claim: Claim, found: Sequence[Result]) -> str:
     means = drawn_means(rows, DRAWS, 0)
     for name, runs in rows.items():
         values, (low, high) = sorted(one.pass_at_1 for one in runs), interval(means[name])
-        late = [row for one in runs for row in _rounds(folder, one.job)[-5:]]
         entropy, tokens, below, above = (
-            fmean(row[key] for row in late if key in row)
+            fmean(_late(folder, one.job, key) for one in runs)
             for key in (
                 *("policy/entropy", "length/sampled_mean"),
                 *("policy/clip_low", "policy/clip_high"),
@@ -223,6 +222,11 @@ def _runs(claim: Claim, arm: Arm, found: Sequence[Result]) -> list[Result]:
             f"{arm.name} is {wanted.change} now, and was {other[0].change}: {other[0]}"
         )
     return same
+
+
+def _late(folder: Path, job: Job, key: str) -> float:
+    """Mean of the last five rounds that have it: a round without signal trains nothing."""
+    return fmean([row[key] for row in _rounds(folder, job) if key in row][-5:])
 
 
 def _rounds(folder: Path, job: Job) -> list[dict[str, Any]]:
