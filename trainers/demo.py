@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from agentrl.chat.parsers import format_hermes
-from agentrl.chat.tokens import Chat
+from agentrl.engines.base import Sampling
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
 from agentrl.engines.settings import EngineSettings
@@ -66,11 +66,12 @@ class DemoPlan:
     sft_more: int = 6
     sft_until: float = 0.4
     sft_batch: int = 32
-    rounds: int = 58
+    rounds: int = 52
     tasks_per_step: int = 24
     group_size: int = 4
     learning_rate: float = 3e-4
     negative_weight: float = 0.3
+    temperature: float = 0.8
     minibatches: int = 4
     epochs: int = 2
     micro_tokens: int = 32768  # a whole minibatch, whose groups then share their prompts
@@ -161,6 +162,7 @@ def prepare_demo(
         "learning_rate": plan.learning_rate,
         "schedule": {"warmup": 4, "final": 0.1},
         "minibatches": plan.minibatches,
+        "temperature": plan.temperature,
         "compute": {"micro_tokens": plan.micro_tokens},
     }
     return check_config(row, "demo")
@@ -221,7 +223,9 @@ def _warm_start(
     practised = list(
         itertools.islice(make().tasks("train", derive_seed(seed, "practice")), plan.practice)
     )
-    rollouts = _practice(model, chat, make, derive_seed(seed, "practice"), sandbox)
+    sampling = Sampling(plan.temperature, max_tokens=make().limits.turn_tokens)
+    policy = TokenPolicy(open_engine(model, chat), chat, sampling)
+    rollouts = _practice(policy, make, derive_seed(seed, "practice"), sandbox)
     try:
         for again in range(8):
             sft(
@@ -248,10 +252,9 @@ def _warm_start(
 
 
 def _practice(
-    model: Any, chat: Chat, make: Callable[[], ToolEnv], seed: int, sandbox: str
+    policy: TokenPolicy, make: Callable[[], ToolEnv], seed: int, sandbox: str
 ) -> Rollouts:
     """Plays the model as it is at the time, to tell when the warm start has done enough."""
-    policy = TokenPolicy(open_engine(model, chat), chat)
     pool = pool_for(make(), sandbox, _PRACTISED_AT_ONCE)
     setting = Setting(make, policy, pool, "practice", seed)
     return Rollouts(setting, concurrency=_PRACTISED_AT_ONCE)
