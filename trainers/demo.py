@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from agentrl.chat.parsers import format_hermes
-from agentrl.engines.base import Sampling
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
 from agentrl.engines.settings import EngineSettings
@@ -66,12 +65,11 @@ class DemoPlan:
     sft_more: int = 6
     sft_until: float = 0.4
     sft_batch: int = 32
-    rounds: int = 52
+    rounds: int = 36
     tasks_per_step: int = 24
-    group_size: int = 4
-    learning_rate: float = 3e-4
-    negative_weight: float = 0.3
-    temperature: float = 0.8
+    group_size: int = 8
+    learning_rate: float = 4.5e-4
+    entropy_coef: float = 0.0
     minibatches: int = 4
     epochs: int = 2
     micro_tokens: int = 32768  # a whole minibatch, whose groups then share their prompts
@@ -155,14 +153,13 @@ def prepare_demo(
         "loss": {
             "clip_high": 0.28,
             "aggregate": "token",
-            "negative_weight": plan.negative_weight,
+            "entropy_coef": plan.entropy_coef,
             "filter_groups": True,
             "epochs": plan.epochs,
         },
         "learning_rate": plan.learning_rate,
         "schedule": {"warmup": 4, "final": 0.1},
         "minibatches": plan.minibatches,
-        "temperature": plan.temperature,
         "compute": {"micro_tokens": plan.micro_tokens},
     }
     return check_config(row, "demo")
@@ -223,8 +220,7 @@ def _warm_start(
     practised = list(
         itertools.islice(make().tasks("train", derive_seed(seed, "practice")), plan.practice)
     )
-    sampling = Sampling(plan.temperature, max_tokens=make().limits.turn_tokens)
-    policy = TokenPolicy(open_engine(model, chat), chat, sampling)
+    policy = TokenPolicy(open_engine(model, chat), chat)
     rollouts = _practice(policy, make, derive_seed(seed, "practice"), sandbox)
     try:
         for again in range(8):
