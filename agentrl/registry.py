@@ -172,15 +172,16 @@ def describe(env_id: str) -> dict[str, Any]:
     row["version"] = int(version) if version.isdigit() else None
     try:
         cls = environment(env_id)
+        env = cls()
         ids = {
-            split: None if cls.endless else {task.id for task in cls().tasks(split, 0)}
+            split: None if env.endless else {task.id for task in env.tasks(split, 0)}
             for split in _SPLITS
         }
     except Exception as error:  # noqa: BLE001 - another package's code may raise anything
         return row | {"summary": f"cannot be used: {type(error).__name__}: {error}"}
     return row | {
         "tasks": None
-        if cls.endless
+        if env.endless
         else len(set().union(*(found or () for found in ids.values()))),
         "splits": {split: None if found is None else len(found) for split, found in ids.items()},
         "sandbox": "required" if cls.needs_sandbox else "none",

@@ -10,7 +10,12 @@ def summary_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The result of `agentrl.evaluation.run.evaluate` in lines of text."""
     for k, value in result["pass_at"].items():
         if value is None:
-            yield f"pass@{k} unknown: infrastructure failed too many samples of every task"
+            why = (
+                "infrastructure failed too many samples of every task"
+                if result["n_episodes"]
+                else "nothing was played to its end"
+            )
+            yield f"pass@{k} unknown: {why}"
             continue
         low, high = result["ci95"][k]
         excluded = result["n_excluded"][k]

@@ -190,11 +190,7 @@ def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
         made, chosen = models(folder), ARMS[arm]
         settings: dict[str, Any] = {
             "env": f"{Path(__file__).resolve()}:Requests",
-            "env_settings": {
-                "reward_models": _proxies(made, chosen),
-                "together": chosen.get("together", ""),
-                **chosen.get("ensemble", {}),
-            },
+            "env_settings": environment(made, chosen),
             "model": made["policy"], "seed": seed, "steps": rounds, "tasks_per_step": 8,
             "group_size": 16, "recipe": "dr_grpo", "loss": chosen.get("loss", {}),
             "learning_rate": 6e-4, "eval_every": 2, "held_out": {"tasks": 64},
@@ -208,10 +204,13 @@ def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
     return found
 
 
-def _proxies(made: Mapping[str, str], arm: Mapping[str, Any]) -> list[str]:
+def environment(made: Mapping[str, str], arm: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `Requests` in an arm: which proxies, and what they say together."""
     if "together" in arm:
-        return [made["one"], *(made[f"one{other}"] for other in range(1, MODELS))]
-    return [made["ensemble" if "ensemble" in arm else "one"]]
+        models = [made["one"], *(made[f"one{other}"] for other in range(1, MODELS))]
+        return {"reward_models": models, "together": arm["together"]}
+    options = arm.get("ensemble", {})
+    return {"reward_models": [made["ensemble" if options else "one"]], **options}
 
 
 def _rounds(run: Path, base: str) -> Iterator[dict[str, Any]]:

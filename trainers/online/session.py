@@ -95,6 +95,9 @@ def train_with_display(
             )
         try:
             train(run)
+        except KeyboardInterrupt:
+            console.print(_interrupted(run), style="yellow", highlight=False, soft_wrap=True)
+            raise
         finally:
             if run.folder.history():
                 report = write_report(folder, tokenizer=run.tokenizer)
@@ -116,6 +119,13 @@ def train_with_display(
             if "eval/n_scored" in row
         ],
     }
+
+
+def _interrupted(run: Run) -> str:
+    rows, kept = run.folder.history(), checkpoint.latest(run.folder.path)
+    ended = rows[-1]["step"] if rows else 0
+    begins = f"after round {kept.step}" if kept else "from the start"
+    return f"interrupted after round {ended}; the same command with --resume goes on {begins}"
 
 
 @contextmanager

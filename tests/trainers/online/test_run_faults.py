@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import check_config
 from agentrl.trainers.observe import updates
-from agentrl.trainers.online import checkpoint, learner
+from agentrl.trainers.online import checkpoint, learner, session
 from agentrl.trainers.online.loop import train
 from agentrl.trainers.online.run import Run
 from agentrl.trainers.online.session import run_training
@@ -191,6 +191,29 @@ def test_a_crash_within_a_checkpoint_loses_nothing(model, tmp_path, monkeypatch,
         run(settings(model, **WORST), tmp_path / "b" / "x")
     assert 0 < checkpoint.latest(tmp_path / "b" / "x").step < 4
     assert run(settings(model, **WORST), tmp_path / "b" / "x", resume=True) == whole
+
+
+@pytest.mark.parametrize(("save_every", "begins"), [(2, "after round 2"), (9, "from the start")])
+def test_who_interrupts_a_run_is_told_where_it_goes_on(
+    model, tmp_path, monkeypatch, capsys, save_every, begins
+):
+    def stop(opened):
+        played = Run.play
+
+        def play(self, step):
+            if step == 3:
+                raise KeyboardInterrupt
+            return played(self, step)
+
+        monkeypatch.setattr(Run, "play", play)
+        train(opened)
+
+    monkeypatch.setattr(session, "train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        session.train_with_display(settings(model, save_every=save_every), tmp_path / "x")
+    said = f"interrupted after round 3; the same command with --resume goes on {begins}"
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "x/report.html").exists()
 
 
 def test_what_is_put_aside_for_readers_is_there_once_after_a_resume(model, tmp_path):
