@@ -17,6 +17,7 @@ from agentrl.evaluation.contract import check_environment
 from agentrl.registry import factory
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import check_config
+from agentrl.trainers.demo import DemoPlan
 
 REPO = Path(__file__).resolve().parents[2]
 README = (REPO / "README.md").read_text()
@@ -141,3 +142,9 @@ def test_the_example_of_a_run_is_one() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", (REPO / "docs/training.md").read_text(), re.DOTALL)
     config = check_config(tomllib.loads(block), "docs/training.md")
     recipe(config.recipe, **config.loss)
+
+
+def test_pages_name_the_checkpoint_that_the_demo_leaves() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    found = re.findall(r"demo-\d+/checkpoints/step_(\d+)", text)
+    assert found and {int(step) for step in found} == {DemoPlan().rounds}
