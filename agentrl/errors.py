@@ -18,7 +18,7 @@
         │   ├── EngineBroken         the engine contradicts itself
         │   └── AnswerFailed         the server failed at its answer, perhaps because of its text
         ├── ToolFault            a tool's own code is broken beyond answering the agent
-        ├── WallLimitMet         a deterministic run met a limit of the clock
+        ├── WallLimitMet         a limit of the clock was met where it may not decide
         ├── ReplayDiverged       an environment answers a recorded episode otherwise than then
         └── VerifierError        the judge failed, so there is no verdict
 
@@ -105,7 +105,9 @@ class ToolFault(InfraError):
 
 
 class WallLimitMet(InfraError):
-    """A deterministic run met a limit of the clock, which must not decide a reward."""
+    """A limit of the clock was met where it must not decide a reward: in a deterministic run, or
+    before the first turn.
+    """
 
 
 class ReplayDiverged(InfraError):

@@ -68,6 +68,7 @@ class _Progress:
     side_effects: dict[str, str] | None = None
     player: Player | None = None
     opening: int = 0
+    begun: bool = False  # whether the environment is set up
     acting: bool = False  # whether it is the policy's turn
 
     @property
@@ -192,6 +193,10 @@ async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progres
             except TimeoutError:
                 if not clock.expired():
                     raise
+                if not progress.begun:
+                    raise WallLimitMet(
+                        f"the wall limit of {env.limits.wall_s:g} s was met before the first turn"
+                    ) from None
                 progress.acting, end = False, EndReason.WALL_TIME
             async with boundary(ToolFault, f"{env.id}: collecting artifacts"):
                 await _collect(progress)
@@ -225,7 +230,7 @@ async def _converse(
             sandbox=sandbox,
             guard=setting.guard() if setting.guard else None,
         )
-    progress.opening = len(history)
+    progress.opening, progress.begun = len(history), True
     while True:
         progress.acting = True
         if setting.deterministic or thinking_s(player) is not None:

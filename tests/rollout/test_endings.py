@@ -12,6 +12,7 @@ from rollout_cases import YES, Work
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.policies.base import Scripted, noop
+from agentrl.safety.writes import WriteSet
 from agentrl.sandboxes import open_pool
 from agentrl.types import EndReason, Limits
 
@@ -92,6 +93,31 @@ def test_who_lets_the_clock_of_a_deterministic_run_end_it_has_failed(bubblewrap)
     (episode,) = group.episodes
     assert (episode.end, episode.score.value) == (EndReason.AGENT_FAULT, 0.0)
     assert episode.score.why.startswith("timeout where a witness") and episode.key.attempt == 0
+
+
+class Stuck(Slow):
+    """Is never set up in time; what changed since then cannot be told."""
+
+    writes = WriteSet()
+    limits = Limits(wall_s=0.3)
+
+    async def setup(self):
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_reset_that_takes_the_whole_wall_limit_is_no_failure_of_the_agent(
+    bubblewrap, deterministic
+):
+    pool = open_pool("bubblewrap", size=1)
+    with rollouts(
+        Stuck, script(*HANG), pool=pool, deterministic=deterministic, concurrency=1, retries=1
+    ) as playing:
+        (group,) = playing.gather(tasks_of(1), 0)
+    (episode,) = group.episodes
+    assert (episode.end, episode.score.value) == (EndReason.TIMEOUT, None)
+    assert "the wall limit of 0.3 s was met before the first turn" in str(episode.failure)
+    assert episode.key.attempt == 1
 
 
 class Sleepy(Slow):
