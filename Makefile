@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentrl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,docker,math,judge,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,docker,math,judge,serve,dev]'
 	$(BIN)/python -m compileall -q agentrl envs sandboxes verifiers trainers
 	touch $@
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import doctor, environments, images, recipes, serve, train, view
+from agentrl.cli import doctor, environments, images, recipes, reward, serve, train, view
 from agentrl.cli.measure import audit, compare, evaluate, export, label, profile, suite
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
@@ -46,6 +46,7 @@ app.command()(recipes.recipes)
 app.command()(audit.regrade)
 app.command()(view.view)
 app.command()(serve.serve)
+app.add_typer(reward.app, name="reward")
 app.add_typer(images.app, name="images")
 app.add_typer(audit.policies_app, name="policy")
 app.command()(train.demo)

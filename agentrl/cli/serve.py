@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import EngineOption, Parser, vllm_settings
+from agentrl.cli.options import EngineOption, Parser, is_loopback, vllm_settings
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def serve(
             f"--engine-option process={str(settings.process).lower()} does nothing here, as a"
             " server is a process of its own: leave it out"
         )
-    if not _is_loopback(host) and not os.environ.get(_KEY):
+    if not is_loopback(host) and not os.environ.get(_KEY):
         raise ConfigError(
             f"--host {host} can be reached from other machines: set {_KEY} to a secret that"
             " clients must send, or leave --host out"
@@ -101,10 +100,3 @@ def _tool_calls(model: str, parser: str) -> list[str]:
         return ["--enable-auto-tool-choice", "--tool-call-parser", _VLLM_PARSERS[found]]
     print(f"warning: {why}; requests with tools are refused", file=sys.stderr)
     return []
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -204,7 +204,7 @@ def best_device() -> str:
 
 
 def load_reward_model(path: str | Path) -> PreTrainedModel:
-    """Load the sequence classifier of a folder, with a trained head of one label.
+    """Load the sequence classifier of a folder, its head trained, onto the best device.
 
     Raises:
         ConfigError: there is no such folder, no model in it that can be loaded, or one whose head
@@ -221,12 +221,12 @@ def load_reward_model(path: str | Path) -> PreTrainedModel:
             f" num_labels=1, not {model.config.num_labels} labels and missing"
             f" {sorted(found['missing_keys'])}"
         )
-    loaded: PreTrainedModel = model
+    loaded: PreTrainedModel = model.to(best_device())
     return loaded
 
 
 def load_process_reward_model(path: str | Path) -> PreTrainedModel:
-    """Load the classifier of tokens that a stage "process_reward" left in a folder.
+    """Load the classifier of tokens of a stage "process_reward", onto the best device.
 
     Raises:
         ConfigError: there is no such folder, or what it holds was not trained to judge turns.
@@ -247,7 +247,7 @@ def load_process_reward_model(path: str | Path) -> PreTrainedModel:
             f"model folder {path} is no process reward model: it lacks the weights"
             f' {sorted(found["missing_keys"])}: give the model of a stage = "process_reward"'
         )
-    loaded: PreTrainedModel = model
+    loaded: PreTrainedModel = model.to(best_device())
     return loaded
 
 

@@ -28,6 +28,7 @@ KL_NATS = 0.05
 KL_BEFORE = 3
 """Rounds against which the KL to a reference is held: it grows from 0 in every run."""
 PROXY_GAP = 0.25
+BEYOND_SHARE = 0.2
 
 
 def find_signs(rows: Rows) -> list[str]:
@@ -46,6 +47,8 @@ def find_signs(rows: Rows) -> list[str]:
         _entropy,
         _length,
         _levels,
+        _reward_version,
+        _reward_beyond,
     )
     return [sentence for check in checks for sentence in check(rows)]
 
@@ -57,6 +60,8 @@ def alarms(rows: Rows) -> dict[str, str]:
         "length": _length,
         "kl": _kl_spike,
         "gap": _proxy_gap,
+        "version": _reward_version,
+        "beyond": _reward_beyond,
     }
     return {name: found[0] for name, check in checks.items() if (found := check(rows))}
 
@@ -214,6 +219,27 @@ def _length(rows: Rows) -> list[str]:
         f"Responses grew from {ends[0]:.0f} to {ends[1]:.0f} tokens: check whether the length earns"
         " reward."
     ]
+
+
+def _reward_version(rows: Rows) -> list[str]:
+    versions = series(rows, "reward/part/version")
+    for (_, before), (step, now) in itertools.pairwise(versions):
+        if now != before:
+            return [
+                f"The reward model's version changed from {before:g} to {now:g} at step {step:g}:"
+                " rewards before and after cannot be compared."
+            ]
+    return []
+
+
+def _reward_beyond(rows: Rows) -> list[str]:
+    for step, share in series(rows, "reward/part/beyond"):
+        if share > BEYOND_SHARE:
+            return [
+                f"{share:.0%} of the reward model's last scores at step {step:g} lie beyond those"
+                " of all pairs that it was checked on: read what the policy writes since."
+            ]
+    return []
 
 
 def _levels(rows: Rows) -> list[str]:

@@ -1,12 +1,15 @@
 """What a policy makes of a flawed reward model: the gold reward rises, peaks and falls as the
 policy moves away from where it began. After Gao et al. 2023, https://arxiv.org/abs/2210.10760.
 
-`python -m benchmarks.experiments.overoptimised [--folder DIR] [--rounds 32] [--seeds 0]` plays
-what is missing in the folder, prints the table of docs/rlhf.md and writes its picture beside it.
+`python -m benchmarks.experiments.overoptimised [--folder DIR] [--flaw range] [--rounds 32]
+[--seeds 0]` plays what is missing in the folder, prints the table of docs/rlhf.md and writes its
+picture beside it.
 
 Answers are words, some of them "please". The gold reward counts these: it rises up to two of them
-and falls behind. The proxy is a reward model that is trained on preferences of the gold reward over
-answers with at most two, so it has only ever seen that more is better.
+and falls behind. The proxy is a reward model that is trained on preferences of the gold reward. Its
+flaw is one of two: a "range", pairs with at most two of the word, so that it has only ever seen
+that more is better; or "noise", few pairs of which a quarter is labelled wrongly, as in Coste et
+al. 2023, https://arxiv.org/abs/2310.02743.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.env import ToolEnv
 from agentrl.records.files import read_episodes, read_metrics, write_bytes_atomic, write_json_atomic
@@ -35,8 +38,8 @@ from benchmarks.experiments.drawing import drawing
 
 NAMES = ("Ada", "Bob", "Cat", "Dan", "Eve", "Fay", "Gus", "Hal")
 THINGS = ("tea", "bread", "ink", "rope", "salt", "wool", "milk", "nails")
-BEST, SEEN = 2, 2
-"""Of the word "please" in an answer: how many are best, and how many the proxy has seen at most."""
+BEST = 2
+"""Of the word "please" in an answer."""
 MORE, POLITE, LONGEST = 0.62, 0.5, 28
 """Chance of a further word and of its being "please", and most words, before any training."""
 PASSING = 0.4
@@ -44,6 +47,25 @@ PASSING = 0.4
 BUDGET_NATS = 0.5
 """KL per answer at which the arm with a budget ends."""
 RUNG_NATS = 0.1
+
+
+class Flaw(NamedTuple):
+    """What is wrong with the proxy's pairs.
+
+    Attributes:
+        prompts: from which pairs are made, one each.
+        most: of the word "please" in an answer of a pair.
+        flipped: share of the pairs whose worse answer stands first.
+        epochs: of training on them.
+    """
+
+    prompts: int
+    most: int
+    flipped: float
+    epochs: int
+
+
+FLAWS = {"range": Flaw(1024, 2, 0.0, 4), "noise": Flaw(128, LONGEST, 0.25, 30)}
 MODELS = 5
 """Proxies that are asked together; each has a beginning, a split and an order of its own."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -123,7 +145,7 @@ def answer(chance: random.Random) -> str:
     return " ".join(words)
 
 
-def prepare(folder: Path, seed: int) -> Path:
+def prepare(folder: Path, seed: int, flaw: Flaw = FLAWS["range"]) -> Path:
     """The policy, its proxy with one head, its ensemble, and further proxies, in the folder."""
     from agentrl.trainers.models.tiny import build_model, build_tokenizer
     from agentrl.trainers.pipeline import run_offline
@@ -133,7 +155,7 @@ def prepare(folder: Path, seed: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(seed)
     said = [{"prompt": p, "response": answer(chance)} for p in prompts()]
-    pairs = [row for p in prompts()[:1024] if (row := _pair(p, chance))]
+    pairs = [row for p in prompts()[: flaw.prompts] if (row := _pair(p, chance, flaw))]
     for name, rows in (("answers", said), ("pairs", pairs)):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         write_bytes_atomic(folder / f"{name}.jsonl", text.encode())
@@ -148,7 +170,7 @@ def prepare(folder: Path, seed: int) -> Path:
         "card = {prompts = 0}\n"
     )
     taught = f'data = {{files = ["{folder}/answers.jsonl"], held_out = 0.1}}\nstage = "sft"\n'
-    reward = 'stage = "reward"\nepochs = 4\nlearning_rate = 1e-3\n'
+    reward = f'stage = "reward"\nepochs = {flaw.epochs}\nlearning_rate = 1e-3\n'
     for other in range(MODELS):
         policy, own = f"policy{other or ''}", f"seed = {seed + 1000 * other}\n"
         config += (
@@ -159,16 +181,18 @@ def prepare(folder: Path, seed: int) -> Path:
     config += f'[[stages]]\nname = "ensemble"\nmodel = "{{policy}}"\n{reward}'
     config += "reward = {heads = 5}\n"
     (folder / "recipe.toml").write_text(config)
-    run_offline(folder / "recipe.toml", folder / "recipe")
+    run_offline(folder / "recipe.toml", folder / "recipe", resume=(folder / "recipe").exists())
     return folder
 
 
-def _pair(prompt: str, chance: random.Random) -> dict[str, str] | None:
+def _pair(prompt: str, chance: random.Random, flaw: Flaw) -> dict[str, str] | None:
     """Two answers to a prompt, the better one first; none where the labeller saw no difference."""
-    seen = [one for one in (answer(chance) for _ in range(12)) if polite_words(one) <= SEEN]
+    seen = [one for one in (answer(chance) for _ in range(12)) if polite_words(one) <= flaw.most]
     both = sorted(seen[:2], key=gold)
     if len(both) < 2 or gold(both[0]) == gold(both[1]):
         return None
+    if flaw.flipped and chance.random() < flaw.flipped:
+        both.reverse()
     return {"prompt": prompt, "chosen": both[1], "rejected": both[0]}
 
 
@@ -359,19 +383,21 @@ def main() -> None:
     """Play what is missing, print the table, write the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/overoptimised"))
+    parser.add_argument("--flaw", choices=list(FLAWS), default="range")
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--seeds", default="0")
     given = parser.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    place = given.folder / given.flaw
     for seed in seeds:
-        folder = prepare(given.folder / str(seed), seed)
+        folder = prepare(place / str(seed), seed, FLAWS[given.flaw])
         for arm in ARMS:
             found[arm].append(optimise(folder, seed, arm, given.rounds))
-    best = best_of_n(given.folder / str(seeds[0]), seeds[0])
+    best = best_of_n(place / str(seeds[0]), seeds[0])
     print(table(found))
     print("best of n: " + ", ".join(f"{r['n']}: {r['gold']:.2f} at {r['kl']:.1f}" for r in best))
-    write_bytes_atomic(given.folder / "overoptimised.svg", picture(found, best).encode())
+    write_bytes_atomic(place / "overoptimised.svg", picture(found, best).encode())
 
 
 if __name__ == "__main__":

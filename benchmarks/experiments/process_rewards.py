@@ -2,7 +2,7 @@
 turns from it pay?
 
 `python -m benchmarks.experiments.process_rewards [--folder DIR] [--tasks 96] [--rounds 24]
-[--seeds 0]` makes what is missing in the folder and prints the figures of docs/rlhf.md: four
+[--rate 1e-4] [--seeds 0]` makes what is missing in the folder and prints the figures of docs/rlhf.md: four
 episodes of each task are labelled. It can be stopped and gone on with.
 
 A turn of calc-v0 is right if the calculator said the next value that the expression needs, after
@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -164,20 +164,27 @@ def learn(folder: Path, start: str, tasks: int) -> str:
     return str(found["model"])
 
 
-def play(folder: Path, policy: str, judge: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
+class Player(NamedTuple):
+    """What the runs of all arms share."""
+
+    folder: Path
+    policy: str
+    judge: str
+    rounds: int
+    rate: float
+
+
+def play(player: Player, arm: str, seed: int) -> dict[str, Any]:
     """One training run: held-out pass@1 by the number of training episodes."""
-    place = (
-        folder
-        / "arms"
-        / Path(judge).parents[2].name
-        / f"{arm.split(' (')[0].replace(' ', '_').replace(',', '')}-{seed}"
-    )
+    folder, policy, judge, rounds, rate = player
+    name = arm.split(" (")[0].replace(" ", "_").replace(",", "")
+    place = folder / "arms" / Path(judge).parents[2].name / f"{name}-{rate:g}-{seed}"
     if not (place / "result.json").exists():
         chosen = dict(ARMS[arm])
         loss: dict[str, Any] = {}
         settings: dict[str, Any] = {
             "env": "calc-v0", "env_settings": KNOBS, "model": policy, "seed": seed,
-            "steps": rounds, "tasks_per_step": 12, "group_size": 8, "learning_rate": 3e-4,
+            "steps": rounds, "tasks_per_step": 12, "group_size": 8, "learning_rate": rate,
             "eval_every": 3, "held_out": {"tasks": 96}, "save_every": rounds,
             "recipe": chosen["recipe"], "minibatches": 2, "quiet_rounds": rounds,
         }  # fmt: skip
@@ -209,6 +216,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/process_rewards"))
     parser.add_argument("--tasks", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--seeds", default="0")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -219,9 +227,10 @@ def main() -> None:
     print("agreement:", agreement(folder / "labels" / LABELS, folder / "play-train"))
     judge = learn(folder, completer, given.tasks)
     print("ranking:", ranking(judge, folder / "play-test"))
+    player = Player(folder, policy, judge, given.rounds, given.rate)
     for seed in map(int, filter(None, given.seeds.split(","))):
         for arm in ARMS:
-            found = play(folder, policy, judge, arm, seed, given.rounds)
+            found = play(player, arm, seed)
             curve = ", ".join(f"{episodes}: {passed:.2f}" for episodes, passed in found["curve"])
             print(f"{arm}, seed {seed}: {TARGET} after {found['reached']} episodes ({curve})")
 

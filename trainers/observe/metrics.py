@@ -25,6 +25,7 @@ Quiet = Literal["infrastructure", "too_few", "all_pass", "truncated", "all_fail"
 passed; a limit cut all short and none passed; all failed with a reward of 0 or less; else all
 have an equal part of the reward."""
 
+MOST_PARTS = 32
 BINS = ("below_0", "0", "part", "1", "above_1")
 """Where an outcome lies: below 0, at it, between 0 and 1, at 1, above."""
 
@@ -287,6 +288,18 @@ def _rewards(scored: Sequence[Episode]) -> dict[str, float]:
         "reward/mean": fmean(rewards),
         "reward/std": pstdev(rewards),
         "reward/max": max(rewards),
+        **_parts(scored),
+    }
+
+
+def _parts(scored: Sequence[Episode]) -> dict[str, float]:
+    """Means of the parts of scores, each over the episodes that have it."""
+    found = Counter(name for episode in scored for name in episode.score.parts)
+    return {
+        f"reward/part/{name}": fmean(
+            episode.score.parts[name] for episode in scored if name in episode.score.parts
+        )
+        for name, _ in found.most_common(MOST_PARTS)
     }
 
 

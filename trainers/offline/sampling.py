@@ -18,8 +18,7 @@ from agentrl.trainers.offline.data.nouns import Messages, Pair, Response
 from agentrl.trainers.offline.settings import SampleSettings
 from agentrl.trajectory import Segment, Trajectory
 from agentrl.types import Message
-from agentrl.verifiers.models.named import load_rule, rule_of
-from agentrl.verifiers.models.reward_model import RewardModel
+from agentrl.verifiers.models.named import load_rule, reward_model, rule_of
 
 Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float]]
 
@@ -85,7 +84,7 @@ def _answer(chat: Chat, prompt: Messages, ids: list[int], said: Generation) -> O
 
 
 def open_judge(name: str) -> Judge:
-    """The judge of a name: `path/to/file.py:function`, or a reward model's folder.
+    """The judge of a name: `path/to/file.py:function`, or a reward model in a folder or served.
 
     Raises:
         ConfigError: there is none.
@@ -95,7 +94,7 @@ def open_judge(name: str) -> Judge:
         return lambda said: [
             _verdict(name, rule(prompt[-1].content, answer.content)) for prompt, answer in said
         ]
-    model = RewardModel.load(name)
+    model = reward_model(name)
 
     def score(said: Sequence[tuple[Messages, Message]]) -> list[float]:
         async def everything() -> list[float]:

@@ -79,13 +79,15 @@ def train_with_display(
     early.
     """
     report = None
+    rows: list[dict[str, Any]] = []
     check_trackers(log_to)
     with (
         owned(folder),
         episode_bar("starting") as bar,
         _less_garbage(),
-        Run(config, folder, resume=resume, listen=follow(bar, config)) as run,
+        Run(config, folder, resume=resume, listen=follow(bar, config, rows)) as run,
     ):
+        rows += run.folder.history()
         run.folder.track(log_to)
         for name, (old, new) in run.folder.changed.items():
             console.print(
@@ -144,10 +146,12 @@ def _less_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def follow(bar: EpisodeBar, config: TrainConfig) -> Listener:
-    """A listener that moves the bar with every episode and prints a line for every round."""
+def follow(bar: EpisodeBar, config: TrainConfig, rows: list[dict[str, Any]]) -> Listener:
+    """A listener that moves the bar with every episode and prints a line for every round.
 
-    rows: list[dict[str, Any]] = []
+    Args:
+        rows: metrics of the rounds before, by which alarms are judged; those to come are added.
+    """
     said: set[str] = set()
 
     def alarm(row: dict[str, Any]) -> None:

@@ -1,18 +1,82 @@
-"""Rows of tokens that wait at the same time go through a model together, on a thread. Torch is
-imported when a batch runs, and nowhere else in this room.
+"""What waits at the same time is answered together, on a thread. Torch is imported when a batch
+runs, and nowhere else in this room.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from agentrl.aio import run_in_thread
-from agentrl.errors import ConfigError, VerifierError
+from agentrl.errors import AgentRLError, ConfigError, VerifierError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Item = TypeVar("Item")
+
+
+class Waiting(Generic[Item]):
+    """Gathers what is asked at the same time, and has it answered in batches of similar size.
+
+    Args:
+        answer: a batch -> an answer to each; runs on a thread.
+        size: of an item; those of similar size go together.
+        max_batch: items of one batch.
+        who: answers, for messages.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Item]], Sequence[Any]],
+        size: Callable[[Item], int],
+        max_batch: int,
+        who: str = "the reward model",
+    ) -> None:
+        self._answer, self._size, self._max_batch, self._who = answer, size, max_batch, who
+        self._waiting: list[_Request[Item]] = []
+        self._busy: asyncio.Task[None] | None = None
+
+    async def ask(self, item: Item) -> Any:
+        """The answer to one item.
+
+        Raises:
+            AgentRLError: what the answering function raised by name.
+            VerifierError: it failed otherwise.
+        """
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(item, reply))
+        if self._busy is None or self._busy.done():
+            self._busy = asyncio.get_running_loop().create_task(self._run())
+        return await reply
+
+    async def _run(self) -> None:
+        """Answer what is waiting, until nothing is."""
+        await asyncio.sleep(0)  # lets gradings that start in this turn of the loop join the batch
+        while self._waiting:
+            due, self._waiting = sorted(self._waiting, key=lambda one: self._size(one.item)), []
+            for start in range(0, len(due), self._max_batch):
+                await self._batch(due[start : start + self._max_batch])
+
+    async def _batch(self, due: Sequence[_Request[Item]]) -> None:
+        try:
+            found = await run_in_thread(lambda: self._answer([request.item for request in due]))
+        except Exception as cause:  # noqa: BLE001 - handed to every grading that waits for this batch
+            named = isinstance(cause, AgentRLError)
+            error = cause if named else VerifierError(f"{self._who} failed: {cause}")
+            for request in due:
+                if not request.reply.done():
+                    request.reply.set_exception(error)
+            return
+        for request, one in zip(due, found, strict=True):
+            if not request.reply.done():
+                request.reply.set_result(one)
+
+
+class _Request(NamedTuple, Generic[Item]):
+    item: Item
+    reply: asyncio.Future[Any]
 
 
 class Batches:
@@ -43,9 +107,10 @@ class Batches:
         text = model.config.get_text_config()
         text.pad_token_id = pad
         self.max_tokens = max_tokens or int(text.max_position_embeddings)
-        self._model, self._pad, self._max_batch = model.eval(), pad, max_batch
-        self._waiting: list[_Request] = []
-        self._busy: asyncio.Task[None] | None = None
+        self._model, self._pad = model.eval(), pad
+        self._waiting: Waiting[tuple[int, ...]] = Waiting(
+            lambda rows: self.forward(rows), len, max_batch
+        )
 
     async def ask(self, ids: tuple[int, ...]) -> Any:
         """The model's output for one row: (K,) numbers of a classifier of sequences, (T, K) of one
@@ -54,11 +119,7 @@ class Batches:
         Raises:
             VerifierError: the model failed.
         """
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(ids, reply))
-        if self._busy is None or self._busy.done():
-            self._busy = asyncio.get_running_loop().create_task(self._run())
-        return await reply
+        return await self._waiting.ask(ids)
 
     def forward(self, rows: Sequence[tuple[int, ...]]) -> Any:
         """The model's output for B rows, padded on the right, as nested lists."""
@@ -73,28 +134,3 @@ class Batches:
                 input_ids=ids_BT.to(device), attention_mask=attention_BT.to(device)
             ).logits
         return logits.float().tolist()
-
-    async def _run(self) -> None:
-        """Score what is waiting, until nothing is; rows of similar length go together."""
-        await asyncio.sleep(0)  # lets gradings that start in this turn of the loop join the batch
-        while self._waiting:
-            due, self._waiting = sorted(self._waiting, key=lambda request: len(request.ids)), []
-            for start in range(0, len(due), self._max_batch):
-                await self._answer([request for request in due[start : start + self._max_batch]])
-
-    async def _answer(self, rows: Sequence[_Request]) -> None:
-        try:
-            found = await run_in_thread(lambda: self.forward([request.ids for request in rows]))
-        except Exception as cause:  # noqa: BLE001 - handed to every grading that waits for this batch
-            for request in rows:
-                if not request.reply.done():
-                    request.reply.set_exception(VerifierError(f"the reward model failed: {cause}"))
-            return
-        for request, one in zip(rows, found, strict=True):
-            if not request.reply.done():
-                request.reply.set_result(one)
-
-
-class _Request(NamedTuple):
-    ids: tuple[int, ...]
-    reply: asyncio.Future[Any]

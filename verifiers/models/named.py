@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.policies.served import ServedPolicy
 from agentrl.types import Score
 from agentrl.verifiers.base import Submission, Verifier
+from agentrl.verifiers.models.heads import ByHeads, clipped, sigmoid
 from agentrl.verifiers.models.judge import Criterion, asks, rubric
-from agentrl.verifiers.models.reward_model import RewardModel, clipped, sigmoid
+from agentrl.verifiers.models.reward_model import RewardModel
+from agentrl.verifiers.models.served_reward import ServedReward
 
 HELPFUL = Criterion("helpful", "How well does the answer do what the task asks, truthfully?")
 
@@ -25,8 +28,9 @@ def named_reward(name: str, clip: float = 0.0) -> Verifier:
     """The verifier of a name; equal names share one, so a model is loaded once.
 
     Args:
-        name: the folder of a reward model; `path/to/file.py:function` with `function(prompt: str,
-            answer: str) -> float`; or `openai:MODEL@URL`, which judges from 0 to 1 by `HELPFUL`.
+        name: a reward model (`reward_model`); `path/to/file.py:function` with `function(prompt:
+            str, answer: str) -> float`; or `openai:MODEL@URL`, which judges from 0 to 1 by
+            `HELPFUL`.
         clip: of reward models: rewards are the model's own numbers held to [-clip, clip]; 0: their
             sigmoid.
 
@@ -39,7 +43,21 @@ def named_reward(name: str, clip: float = 0.0) -> Verifier:
     if kind == "openai":
         model, _, url = served.rpartition("@")
         return rubric(asks(ServedPolicy(model, url)), [HELPFUL])
-    return RewardModel.load(name, bound=clipped(-clip, clip) if clip else sigmoid)
+    return reward_model(name, bound=clipped(-clip, clip) if clip else sigmoid)
+
+
+def reward_model(name: str, **rule: Any) -> ByHeads:
+    """A reward model in a folder, or one that is served at `http://HOST:PORT`, with `@N` behind it
+    for version N.
+
+    Args:
+        rule: `bound`, `combine` and `std_weight`, as in `ByHeads`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    served = name.startswith(("http://", "https://"))
+    return ServedReward(name, **rule) if served else RewardModel.load(name, **rule)
 
 
 def rule_of(name: str) -> tuple[Path, str] | None:

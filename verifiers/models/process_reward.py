@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError, VerifierError
 from agentrl.types import Message, Score
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.models.batches import Batches
-from agentrl.verifiers.models.reward_model import sigmoid
+from agentrl.verifiers.models.heads import sigmoid
 from agentrl.verifiers.process import Turn, TurnScorer
 
 if TYPE_CHECKING:

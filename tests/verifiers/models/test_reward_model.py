@@ -18,7 +18,8 @@ from agentrl.errors import ConfigError, VerifierError
 from agentrl.types import EndReason, Message, ToolCall
 from agentrl.verifiers.base import Submission, grade
 from agentrl.verifiers.models.batches import Batches
-from agentrl.verifiers.models.reward_model import RewardModel, clipped, sigmoid
+from agentrl.verifiers.models.heads import clipped, sigmoid
+from agentrl.verifiers.models.reward_model import RewardModel
 
 
 @pytest.fixture(scope="module")
