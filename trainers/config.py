@@ -303,7 +303,8 @@ def validated(
             key = override.partition("=")[0].strip()
             if f"{field}.".startswith(f"{key}.") or f"{key}.".startswith(f"{field}."):
                 where = f"--set {override}"
-        raise ConfigError(f"{where}: {_worded(kind, problem)}") from None
+        twice = f": {where.removeprefix('--set ')}: "
+        raise ConfigError(f"{where}: {_worded(kind, problem)}".replace(twice, ": ")) from None
 
 
 def _worded(kind: type[BaseModel], problem: Any) -> str:

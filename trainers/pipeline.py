@@ -242,7 +242,7 @@ def _claim(row: Row, folder: Path, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise ConfigError(
-                f"run folder {folder} is in use: continue it with --resume or choose another --out"
+                f"{folder} holds a run already: go on with it by --resume, or choose another --out"
             )
         if path.read_text() != text:
             raise ConfigError(

@@ -34,8 +34,9 @@ def claim(out: Path, plan: dict[str, Any], what: str = "an evaluation") -> None:
     for name in sorted((plan.keys() | old.keys()) - {"tasks"}) if old else ():
         was, now = old.get(name), plan.get(name)
         if was != now and (was or now):  # what is left out is as what is empty
+            other = "other" if name.endswith("s") else "another"
             raise ConfigError(
-                f"{out} holds {what} with another {name}{_shown(was, now)}: choose another --out"
+                f"{out} holds {what} with {other} {name}{_shown(was, now)}: choose another --out"
             )
     known = old.get("tasks", {})
     changed = next(

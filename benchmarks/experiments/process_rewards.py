@@ -2,7 +2,8 @@
 turns from it pay?
 
 `python -m benchmarks.experiments.process_rewards [--folder DIR] [--tasks 96] [--rounds 24]
-[--rate 1e-4] [--seeds 0]` makes what is missing in the folder and prints the figures of docs/rlhf.md: four
+[--rate 1e-4] [--seeds 0]` makes what is missing in the folder and prints the figures of
+docs/rlhf.md: four
 episodes of each task are labelled. It can be stopped and gone on with.
 
 A turn of calc-v0 is right if the calculator said the next value that the expression needs, after

@@ -152,7 +152,7 @@ class Reworded(Ten):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"make": Renamed}, "another limits"),
+        ({"make": Renamed}, "other limits"),
         ({"make": Reworded}, "another 'test-0' .that task has changed"),
         ({"temperature": 0.5}, r"another temperature .1.0, not 0.5"),
     ],

@@ -87,7 +87,7 @@ def test_labels_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="torn"):
         assert label_turns(plan, lambda done, total: told.append((done, total))) == whole
     assert told[0] == (0, 8) and len(read_plain_rows(path)) == 3
-    with pytest.raises(ConfigError, match="another completions"):
+    with pytest.raises(ConfigError, match="other completions"):
         label_turns(LabelPlan(run, MODEL, tmp_path / "labels", completions=3, env=SHORT))
 
 
@@ -219,7 +219,7 @@ def test_a_refused_folder_costs_no_model_and_what_is_opened_is_closed(
     monkeypatch.setattr(turn_labels, "open_policy", lambda *a: (opened.append(1), real_open(*a))[1])
     monkeypatch.setattr(turn_labels, "close_policy", lambda p: (closed.append(1), real_close(p))[1])
     label_turns(plan)
-    with pytest.raises(ConfigError, match=r"holds labels with another completions \(1, not 3\)"):
+    with pytest.raises(ConfigError, match=r"holds labels with other completions \(1, not 3\)"):
         label_turns(replace(plan, completions=3))
     assert (len(opened), len(closed)) == (1, 1)
 

@@ -139,7 +139,7 @@ def _refuse_used(settings: StageSettings, folder: Path, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise ConfigError(
-                f"run folder {folder} is in use: continue it with --resume or choose another --out"
+                f"{folder} holds a run already: go on with it by --resume, or choose another --out"
             )
         if path.read_text() != _text(settings):
             raise ConfigError(

@@ -44,7 +44,7 @@ class RunFolder:
         begun = [file for file in path.glob("*.jsonl") if file.stat().st_size]
         if (begun or checkpoint.latest(path)) and not resume:
             raise ConfigError(
-                f"run folder {path} is in use: continue it with --resume or choose another --out"
+                f"{path} holds a run already: go on with it by --resume, or choose another --out"
             )
         self.path, self._config = path, config
         self.changed = check_resumed(config, path / "config.toml") if resume else {}

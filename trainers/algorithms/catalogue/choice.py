@@ -113,5 +113,8 @@ def entry(name: Any, table: Mapping[str, Row], what: str) -> Row:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The most similar of these names, however little that is."""
-    return get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+    """The most similar of these names, however little that is; among the first three, one of the
+    same letters.
+    """
+    near = get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+    return next((one for one in near if sorted(one) == sorted(name.lower())), near[0])
