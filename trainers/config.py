@@ -297,8 +297,7 @@ def validated(
     except ValidationError as error:
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-        problem = (unknown or problems)[0]
-        field = _dotted(problem["loc"])
+        field = _dotted((problem := (unknown or problems)[0])["loc"])
         for override in overrides:
             key = override.partition("=")[0].strip()
             if f"{field}.".startswith(f"{key}.") or f"{key}.".startswith(f"{field}."):
