@@ -1,10 +1,8 @@
-"""Process reward models on calc-v0: are labels right, does a model learn them, and does credit by
-turns from it pay?
+"""Process reward models on calc-v0: are labels right, and does a model learn them?
 
-`python -m benchmarks.experiments.process_rewards [--folder DIR] [--tasks 96] [--rounds 24]
-[--rate 1e-4] [--seeds 0]` makes what is missing in the folder and prints the figures of
-docs/rlhf.md: four
-episodes of each task are labelled. It can be stopped and gone on with.
+`python -m benchmarks.experiments.process_rewards [--folder DIR] [--tasks 96]` makes what is missing
+in the folder and prints the figures of docs/rlhf.md: four episodes of each task are labelled. It
+can be stopped and gone on with. Whether credit by turns pays is asked by `turn_credit`.
 
 A turn of calc-v0 is right if the calculator said the next value that the expression needs, after
 turns that were right; an answer is right if it is the answer. The task says all of these values.
@@ -15,27 +13,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from agentrl.errors import TrainingError
 from agentrl.evaluation.regrade import RegradePlan, recorded_tasks
 from agentrl.evaluation.results.turn_labels import LABELS, LabelPlan, label_turns
 from agentrl.evaluation.run import EvalPlan, evaluate
-from agentrl.records.files import read_episodes, read_metrics, read_plain_rows, write_json_atomic
+from agentrl.records.files import read_episodes, read_plain_rows
 from agentrl.registry import factory
-from agentrl.trainers.config import check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
 from agentrl.trainers.offline.process_reward import area_under
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import RESULT, run_stage
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
 from agentrl.types import Message, Task
 from agentrl.verifiers import ProcessRewardModel
 from agentrl.verifiers.answers.text import last_number
@@ -44,13 +37,6 @@ KNOBS: dict[str, Any] = {"operations": 3, "largest": 20}
 POLICY_STEPS, COMPLETER_STEPS = 76, 150
 """Of supervised training: a policy that solves a third, and one that solves most."""
 TEST_TASKS, SAMPLES, COMPLETIONS = 64, 4, 8
-TARGET = 0.8
-"""Held-out pass@1 up to which training episodes are counted."""
-ARMS: Mapping[str, Mapping[str, Any]] = {
-    "outcome (grpo)": {"recipe": "grpo"},
-    "outcome by turns (turn_grpo)": {"recipe": "turn_grpo"},
-    "progress, gamma 0 (turn_grpo)": {"recipe": "turn_grpo", "gamma": 0.0},
-}
 
 
 def right_turns(task: Task, messages: Sequence[Message], opening: int) -> list[bool]:
@@ -82,8 +68,8 @@ def _is_answer(task: Task, text: str) -> bool:
     return last_number(text) == task.hidden["answer"]
 
 
-def prepare(folder: Path, train_tasks: int) -> tuple[str, str]:
-    """The policy and its completer, of one tokenizer, and episodes of the former."""
+def prepare(folder: Path, train_tasks: int) -> str:
+    """A policy and its completer, of one tokenizer, and episodes of the policy; the completer."""
     made = []
     for name, steps in (("policy", POLICY_STEPS), ("completer", COMPLETER_STEPS)):
         place = folder / name / "warm_start"
@@ -101,7 +87,7 @@ def prepare(folder: Path, train_tasks: int) -> tuple[str, str]:
             make, f"hf:{made[0]}", split, tasks, SAMPLES, out=folder / f"play-{split}"
         )
         evaluate(plan_of)
-    return made[0], made[1]
+    return made[1]
 
 
 def exact(run: Path) -> Mapping[Any, list[bool]]:
@@ -151,13 +137,12 @@ def ranking(model: str, run: Path) -> dict[str, Any]:
     return {"auc": area_under(right_S, chance_S), "turns": len(pairs)}
 
 
-def learn(folder: Path, start: str, tasks: int) -> str:
-    """Train a model on the labels; returns its folder."""
-    place = folder / f"prm-{tasks}"
+def learn(place: Path, start: str, labels: Path, kind: str) -> str:
+    """Train a model on "hard" or "soft" labels; returns its folder."""
     row = {
         "stage": "process_reward", "model": start, "epochs": 6, "learning_rate": 1e-3,
-        "batch_size": 16, "process": {"labels": "hard"},
-        "data": {"files": [str(folder / "labels" / LABELS)], "held_out": 0.1},
+        "batch_size": 16, "process": {"labels": kind},
+        "data": {"files": [str(labels)], "held_out": 0.1},
     }  # fmt: skip
     going = (place / "config.toml").exists() and not (place / RESULT).exists()
     found = run_stage(StageSettings.model_validate(row), place, resume=going or place.exists())
@@ -165,75 +150,20 @@ def learn(folder: Path, start: str, tasks: int) -> str:
     return str(found["model"])
 
 
-class Player(NamedTuple):
-    """What the runs of all arms share."""
-
-    folder: Path
-    policy: str
-    judge: str
-    rounds: int
-    rate: float
-
-
-def play(player: Player, arm: str, seed: int) -> dict[str, Any]:
-    """One training run: held-out pass@1 by the number of training episodes."""
-    folder, policy, judge, rounds, rate = player
-    name = arm.split(" (")[0].replace(" ", "_").replace(",", "")
-    place = folder / "arms" / Path(judge).parents[2].name / f"{name}-{rate:g}-{seed}"
-    if not (place / "result.json").exists():
-        chosen = dict(ARMS[arm])
-        loss: dict[str, Any] = {}
-        settings: dict[str, Any] = {
-            "env": "calc-v0", "env_settings": KNOBS, "model": policy, "seed": seed,
-            "steps": rounds, "tasks_per_step": 12, "group_size": 8, "learning_rate": rate,
-            "eval_every": 3, "held_out": {"tasks": 96}, "save_every": rounds,
-            "recipe": chosen["recipe"], "minibatches": 2, "quiet_rounds": rounds,
-        }  # fmt: skip
-        if "gamma" in chosen:
-            loss = {"gamma": chosen["gamma"], "turn_weights": {"progress": 1.0}}
-            settings["process_rewards"] = {"progress": judge}
-        with Run(check_config(settings | {"loss": loss}, arm), place / "run") as run:
-            try:
-                train(run)
-            except TrainingError as stopped:
-                print(f"{arm}, seed {seed}: {stopped}")
-        write_json_atomic(place / "result.json", _curve(place / "run", 12 * 8))
-    found: dict[str, Any] = json.loads((place / "result.json").read_text())
-    return found
-
-
-def _curve(run: Path, per_round: int) -> dict[str, Any]:
-    rows = read_metrics(run / "metrics.jsonl")
-    points = [
-        (row["step"] * per_round, row["eval/pass_at_1"]) for row in rows if "eval/pass_at_1" in row
-    ]
-    reached = next((episodes for episodes, passed in points if passed >= TARGET), None)
-    return {"curve": points, "reached": reached}
-
-
 def main() -> None:
     """Make what is missing, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/process_rewards"))
     parser.add_argument("--tasks", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--rate", type=float, default=1e-4)
-    parser.add_argument("--seeds", default="0")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     folder = given.folder
-    policy, completer = prepare(folder, given.tasks)
+    completer = prepare(folder, given.tasks)
     plan = LabelPlan(folder / "play-train", f"hf:{completer}", folder / "labels", COMPLETIONS)
     print("labels:", label_turns(plan))
     print("agreement:", agreement(folder / "labels" / LABELS, folder / "play-train"))
-    judge = learn(folder, completer, given.tasks)
+    judge = learn(folder / f"prm-{given.tasks}", completer, plan.out / LABELS, "hard")
     print("ranking:", ranking(judge, folder / "play-test"))
-    player = Player(folder, policy, judge, given.rounds, given.rate)
-    for seed in map(int, filter(None, given.seeds.split(","))):
-        for arm in ARMS:
-            found = play(player, arm, seed)
-            curve = ", ".join(f"{episodes}: {passed:.2f}" for episodes, passed in found["curve"])
-            print(f"{arm}, seed {seed}: {TARGET} after {found['reached']} episodes ({curve})")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from agentrl.evaluation.results.turn_labels import LABELS, LabelPlan, label_turn
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_metrics
 from agentrl.registry import factory
-from agentrl.trainers.offline.settings import StageSettings
-from agentrl.trainers.offline.stage import RESULT, run_stage
+from benchmarks.experiments.process_rewards import learn
 from benchmarks.experiments.recipe_runs import PLANS, Job, play, warm_start
 
 ENV, LABELLED = "bugfix-v0", 100
@@ -43,16 +42,7 @@ def judge(folder: Path) -> str:
     evaluate(EvalPlan(made, policy, "train", TASKS, SAMPLES, out=place / "played"))
     found = label_turns(LabelPlan(place / "played", policy, place / "labels", COMPLETIONS))
     print({name: found[name] for name in ("n_episodes", "n_turns", "n_completions", "mean")})
-    row = {
-        "stage": "process_reward", "model": shared["model"], "epochs": 6, "learning_rate": 1e-3,
-        "batch_size": 16, "process": {"labels": "soft"},
-        "data": {"files": [str(place / "labels" / LABELS)], "held_out": 0.1},
-    }  # fmt: skip
-    out = place / "prm"
-    going = (out / "config.toml").exists() and not (out / RESULT).exists()
-    result = run_stage(StageSettings.model_validate(row), out, resume=going or out.exists())
-    print({name: result["after"][name] for name in ("auc", "loss", "calibration")})
-    return str(result["model"])
+    return learn(place / "prm", shared["model"], place / "labels" / LABELS, "soft")
 
 
 def arms(model: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
