@@ -65,7 +65,8 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
         "prompts"; "length" (mean tokens of an answer) and "unfinished" (share), each "before" and
         "after"; "kl", KL(after || before) per answer in nats, estimated on the "answers" (how many)
         of the trained model; where there is a judge, "judge" (its mean verdicts, before and after)
-        and "win_rate" of after over before, ties counting half; where there is an environment,
+        and "win_rate" of after over before, ties counting half, over the "judged" prompts (how
+        many, None where the judge failed at all of them); where there is an environment,
         "pass_at_1" before and after, "gain" (the difference over the same tasks with its "ci95")
         where both were scored, and "readiness" of the trained model (see `readiness`).
     """
@@ -114,13 +115,18 @@ def _answered(card: Card, whose: Subject, prompts: list[Messages]) -> dict[str, 
 def _judged(name: str, before: Sequence[OwnAnswer], after: Sequence[OwnAnswer]) -> dict[str, Any]:
     judge = open_judge(name)
     old, new = (judge([(one.prompt, one.message) for one in side]) for side in (before, after))
-    wins = [0.5 if a == b else float(a > b) for a, b in zip(new, old, strict=True)]
+    wins = [
+        0.5 if a == b else float(a > b)
+        for a, b in zip(new, old, strict=True)
+        if a is not None and b is not None
+    ]
     read = {
-        when: [value for value in side if math.isfinite(value)]  # -inf: too long to be read
+        # -inf: too long to be read; None: the judge failed
+        when: [value for value in side if value is not None and math.isfinite(value)]
         for when, side in (("before", old), ("after", new))
     }
     means = {when: fmean(values) if values else None for when, values in read.items()}
-    return {"judge": means, "win_rate": fmean(wins)}
+    return {"judge": means, "judged": len(wins), "win_rate": fmean(wins) if wins else None}
 
 
 def _pass_at_1(card: Card, folder: str, whose: Subject, out: Path) -> float | None:
@@ -149,9 +155,9 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
         low, high = gain["ci95"]
         lines.append(f"gain {gain['pass_at_1']:+.3f} (95 % {low:+.3f} to {high:+.3f})")
     lines += [
-        f"{name} {card[name]:.3f} (n={card['answers']})"
-        for name in ("kl", "win_rate")
-        if name in card
+        f"{name} {card[name]:.3f} (n={card[of]})"
+        for name, of in (("kl", "answers"), ("win_rate", "judged"))
+        if card.get(name) is not None
     ]
     if ready := card.get("readiness"):
         problems = "; ".join(ready["problems"])

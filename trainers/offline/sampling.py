@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from agentrl.aio import LoopThread
 from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Generation, Sampling
 from agentrl.engines.factory import open_engine
-from agentrl.errors import UserError
+from agentrl.errors import UserError, VerifierError
 from agentrl.rollout.play import derive_seed
 from agentrl.trainers.offline.data.nouns import Messages, Pair, Response
 from agentrl.trainers.offline.settings import SampleSettings
 from agentrl.trajectory import Segment, Trajectory
-from agentrl.types import Message
-from agentrl.verifiers.models.named import load_rule, reward_model, rule_of
+from agentrl.types import EndReason, Message, Task
+from agentrl.verifiers.base import Submission
+from agentrl.verifiers.models.constitution import (
+    Constitution,
+    conversation,
+    read_constitution,
+    revise,
+    served,
+)
+from agentrl.verifiers.models.judge import asks, rubric
+from agentrl.verifiers.models.named import constitution_of, load_rule, reward_model, rule_of
 
-Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float]]
+Result = TypeVar("Result")
+
+Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float | None]]
+"""Scores of prompts and answers; None where the judge failed, so that nothing is known."""
 
 
 @dataclass(frozen=True)
-class OwnAnswer:
-    """What a model said to a prompt.
+class Answer:
+    """What was said to a prompt.
 
     Attributes:
-        branch: prompt and answer, as they were sampled.
         finished: whether it ended by itself.
     """
 
     prompt: Messages
     message: Message
-    branch: Trajectory
     finished: bool
+
+
+@dataclass(frozen=True)
+class OwnAnswer(Answer):
+    """What the model itself said: prompt and answer as they were sampled."""
+
+    branch: Trajectory
 
     @property
     def tokens(self) -> int:
@@ -68,11 +87,9 @@ def answers_to(
         finally:
             await engine.close()
 
-    loop = LoopThread("agentrl-answers")
     try:
-        found = loop.run(everything())
+        found = _alone(everything())
     finally:
-        loop.close()
         model.train(was_training)
     return [[answer for answer in group if answer is not None] for group in found]
 
@@ -80,11 +97,11 @@ def answers_to(
 def _answer(chat: Chat, prompt: Messages, ids: list[int], said: Generation) -> OwnAnswer:
     sampled = Segment.sampled(said.ids, said.logprobs, said.version, said.finish)
     branch = Trajectory((Segment.prompt(ids), sampled))
-    return OwnAnswer(prompt, chat.parse(said.ids, ids), branch, said.finish == "stop")
+    return OwnAnswer(prompt, chat.parse(said.ids, ids), said.finish == "stop", branch)
 
 
 def open_judge(name: str) -> Judge:
-    """The judge of a name: `path/to/file.py:function`, or a reward model in a folder or served.
+    """The judge of a name: all that `named_reward` knows; of reward models the number itself.
 
     Raises:
         ConfigError: there is none.
@@ -94,20 +111,83 @@ def open_judge(name: str) -> Judge:
         return lambda said: [
             _verdict(name, rule(prompt[-1].content, answer.content)) for prompt, answer in said
         ]
+    if constitution := constitution_of(name):
+        return partial(_graded, constitution)
     model = reward_model(name)
 
-    def score(said: Sequence[tuple[Messages, Message]]) -> list[float]:
-        async def everything() -> list[float]:
+    def score(said: Sequence[tuple[Messages, Message]]) -> list[float | None]:
+        async def everything() -> list[float | None]:
             whole = [(*prompt, answer) for prompt, answer in said]
             return list(await asyncio.gather(*(model.score(messages) for messages in whole)))
 
-        loop = LoopThread("agentrl-judge")
-        try:
-            return loop.run(everything())
-        finally:
-            loop.close()
+        return _alone(everything())
 
     return score
+
+
+def _graded(
+    constitution: Constitution, said: Sequence[tuple[Messages, Message]]
+) -> list[float | None]:
+    """Grades of answers by a constitution."""
+
+    async def everything() -> list[float | None]:
+        policy = served(constitution.model)
+        verify = rubric(asks(policy), constitution.principles)
+
+        async def one(number: int, prompt: Messages, answer: Message) -> float | None:
+            task = Task(id=f"answer-{number}", instruction=conversation(prompt))
+            given = Submission(task, (*prompt, answer), EndReason.ANSWERED, seed=number)
+            try:
+                return (await verify(given)).value
+            except VerifierError:
+                return None
+
+        try:
+            return list(await asyncio.gather(*(one(n, *each) for n, each in enumerate(said))))
+        finally:
+            await policy.close()
+
+    return _alone(everything())
+
+
+def revisions(answers: Sequence[Sequence[Answer]], name: str) -> list[list[Answer]]:
+    """What a constitution makes of the answers to each prompt; those are left out of which the
+    model made nothing.
+
+    Raises:
+        ConfigError: the file is no constitution.
+    """
+    constitution = read_constitution(name)
+
+    async def everything() -> list[list[Answer | None]]:
+        policy = served(constitution.model)
+        ask = asks(policy)
+
+        async def one(number: int, answer: Answer) -> Answer | None:
+            said, principles = answer.message.content, constitution.principles
+            try:
+                text = await revise(ask, principles, answer.prompt, said, number)
+            except VerifierError:
+                return None
+            return Answer(answer.prompt, Message.assistant(text), True)
+
+        numbers = itertools.count()
+        try:
+            groups = [asyncio.gather(*(one(next(numbers), a) for a in group)) for group in answers]
+            return [list(group) for group in await asyncio.gather(*groups)]
+        finally:
+            await policy.close()
+
+    return [[one for one in group if one is not None] for group in _alone(everything())]
+
+
+def _alone(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on a loop of its own."""
+    loop = LoopThread("agentrl-judge")
+    try:
+        return loop.run(work)
+    finally:
+        loop.close()
 
 
 def _verdict(judge: str, value: Any) -> float:
@@ -125,15 +205,24 @@ def _verdict(judge: str, value: Any) -> float:
     return number
 
 
-def best_against_worst(answers: Sequence[Sequence[OwnAnswer]], judge: Judge) -> list[Pair]:
-    """Of each prompt, the best answer against the worst; prompts whose answers tie are left out.
+def best_against_worst(answers: Sequence[Sequence[Answer]], judge: Judge) -> list[Pair]:
+    """Of each prompt, the best answer against the worst; prompts whose answers tie are left out, as
+    are answers at which the judge failed.
 
     An answer that did not end by itself is never the best.
+
+    Raises:
+        UserError: the judge failed at more than half of the answers.
     """
-    scores = iter(judge([(one.prompt, one.message) for group in answers for one in group]))
-    pairs = []
+    scores = judge([(one.prompt, one.message) for group in answers for one in group])
+    if 2 * (failed := scores.count(None)) > len(scores):
+        raise UserError(
+            f"the judge failed at {failed} of {len(scores)} answers: look at what it says, as by"
+            " `agentrl eval chat-v0` with it as the reward"
+        )
+    left, pairs = iter(scores), []
     for group in answers:
-        ranked = [(next(scores), one) for one in group]
+        ranked = [(score, one) for one in group if (score := next(left)) is not None]
         whole = [(score, one) for score, one in ranked if one.finished and _says(one)]
         if not whole:
             continue
@@ -146,9 +235,10 @@ def best_against_worst(answers: Sequence[Sequence[OwnAnswer]], judge: Judge) -> 
     return pairs
 
 
-def _says(answer: OwnAnswer) -> bool:
+def _says(answer: Answer) -> bool:
     return bool(answer.message.content.strip() or answer.message.tool_calls)
 
 
-def _response(answer: OwnAnswer) -> Response:
-    return Response((answer.message,), answer.branch)
+def _response(answer: Answer) -> Response:
+    branch = answer.branch if isinstance(answer, OwnAnswer) else None
+    return Response((answer.message,), branch)

@@ -76,13 +76,19 @@ class SampleSettings(BaseModel):
     temperature: float = Field(default=1.0, gt=0)
     """Of the sampler."""
     judge: str = ""
-    """Who says which answer is better: a reward model's folder, or `path/to/file.py:function` with
-    `function(prompt: str, answer: str) -> float`."""
+    """Who says which answer is better: a reward model's folder or address,
+    `path/to/file.py:function` with `function(prompt: str, answer: str) -> float`,
+    `openai:MODEL@URL`, or a `constitution.toml`."""
+    revise: str = ""
+    """A `constitution.toml` by which each answer is criticised and written anew; the judge then
+    ranks answers and revisions together."""
 
     @model_validator(mode="after")
     def _has_a_judge(self) -> Self:
-        if self.answers and (not self.judge or self.answers < 2):
+        if self.answers and (not self.judge or self.answers < 2 - bool(self.revise)):
             raise ValueError("give 2 answers or more, and the judge that chooses among them")
+        if self.revise and not self.answers:
+            raise ValueError("revise is for the model's own answers: set answers, and a judge")
         return self
 
 

@@ -25,7 +25,7 @@ from agentrl.trainers.offline.data.files import AS_KIND, Split, read_examples, s
 from agentrl.trainers.offline.data.nouns import Kind, Messages, asks_for_one_turn
 from agentrl.trainers.offline.fitting import Listen, last_step
 from agentrl.trainers.offline.kinds import KINDS, Done, StageWork
-from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge
+from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge, revisions
 from agentrl.trainers.offline.settings import REWARD_MODELS, StageSettings
 
 RESULT = "stage.json"
@@ -178,8 +178,10 @@ def _sampled(settings: StageSettings, chat: Chat, split: Split) -> Split:
     sides = []
     for side in split:
         prompts = list(dict.fromkeys(one.prompt for one in side))
-        answers = answers_to(model, chat, prompts, settings.sample, settings.seed)
-        pairs = best_against_worst(answers, judge)
+        own = answers_to(model, chat, prompts, settings.sample, settings.seed)
+        revise = settings.sample.revise
+        anew = revisions(own, revise) if revise else [[] for _ in own]
+        pairs = best_against_worst([[*a, *b] for a, b in zip(own, anew, strict=True)], judge)
         if not pairs and side is split.train:
             raise UserError(
                 f"the judge prefers none of the answers to {len(prompts)} prompts: raise"

@@ -115,7 +115,7 @@ def rubric(
             finite. The verifier itself raises VerifierError where the model fails or gives no
             verdict twice.
     """
-    _check(criteria)
+    check_criteria(criteria)
     total = math.fsum(criterion.weight for criterion in criteria)
     lines = "\n".join(f"- {criterion.name}: {criterion.asks}" for criterion in criteria)
     names = [criterion.name for criterion in criteria]
@@ -298,7 +298,12 @@ def _reference(task: Task) -> str:
     return str(task.hidden.get("reference", ""))
 
 
-def _check(criteria: Sequence[Criterion]) -> None:
+def check_criteria(criteria: Sequence[Criterion]) -> None:
+    """Refuse a rubric whose criteria have no names of their own, or no weight.
+
+    Raises:
+        ConfigError: it is one.
+    """
     names = [criterion.name for criterion in criteria]
     if len(set(names)) != len(names) or not all(names):
         raise ConfigError(f"criteria {names} of a rubric need names, each another one")

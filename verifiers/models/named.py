@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.policies.served import ServedPolicy
 from agentrl.types import Score
 from agentrl.verifiers.base import Submission, Verifier
+from agentrl.verifiers.models.constitution import Constitution, read_constitution, served
 from agentrl.verifiers.models.heads import ByHeads, clipped, sigmoid
 from agentrl.verifiers.models.judge import Criterion, asks, rubric
 from agentrl.verifiers.models.reward_model import RewardModel
@@ -29,8 +29,8 @@ def named_reward(name: str, clip: float = 0.0) -> Verifier:
 
     Args:
         name: a reward model (`reward_model`); `path/to/file.py:function` with `function(prompt:
-            str, answer: str) -> float`; or `openai:MODEL@URL`, which judges from 0 to 1 by
-            `HELPFUL`.
+            str, answer: str) -> float`; `openai:MODEL@URL`, which judges from 0 to 1 by `HELPFUL`;
+            or a `constitution.toml`, by its own principles.
         clip: of reward models: rewards are the model's own numbers held to [-clip, clip]; 0: their
             sigmoid.
 
@@ -39,11 +39,21 @@ def named_reward(name: str, clip: float = 0.0) -> Verifier:
     """
     if rule := rule_of(name):
         return _by_rule(load_rule(*rule))
-    kind, _, served = name.partition(":")
-    if kind == "openai":
-        model, _, url = served.rpartition("@")
-        return rubric(asks(ServedPolicy(model, url)), [HELPFUL])
+    if found := constitution_of(name):
+        return rubric(asks(served(found.model)), found.principles)
     return reward_model(name, bound=clipped(-clip, clip) if clip else sigmoid)
+
+
+def constitution_of(name: str) -> Constitution | None:
+    """The constitution of a TOML file, or `HELPFUL` alone of `openai:MODEL@URL`; None for other
+    names.
+
+    Raises:
+        ConfigError: the file is no constitution.
+    """
+    if name.startswith("openai:"):
+        return Constitution(name, (HELPFUL,))
+    return read_constitution(name) if name.endswith(".toml") else None
 
 
 def reward_model(name: str, **rule: Any) -> ByHeads:

@@ -23,7 +23,7 @@ ASKED = (Message.user("Hi?"),)
 
 def answers(*texts: str) -> list[OwnAnswer]:
     return [
-        OwnAnswer(ASKED, Message.assistant(text), make_branch(2, (2, 0)), True) for text in texts
+        OwnAnswer(ASKED, Message.assistant(text), True, make_branch(2, (2, 0))) for text in texts
     ]
 
 
