@@ -7,6 +7,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from agentrl.errors import ContractError, NoSandbox
@@ -58,6 +59,8 @@ class ToolEnv:
         untrusted: whether its own code is untrusted; then only a real boundary will do.
         endless: whether its splits never end.
         screened: whether a task is played only if its reference passes and doing nothing fails.
+        depends_on: what scores depend on besides the settings, by name, such as the version of a
+            served model; an evaluation goes on only where that is the same.
         one_split: whether "train" and "test" are the same tasks on purpose; for evaluation only.
         artifacts: files that leave the sandbox, for tasks that name none themselves.
         writes: what an episode may change; anything else that differs at its end is a side effect.
@@ -80,6 +83,7 @@ class ToolEnv:
     untrusted: bool = False
     endless: bool = False
     screened: bool = False
+    depends_on: Mapping[str, str] = MappingProxyType({})
     one_split: bool = False
     artifacts: tuple[str, ...] = ()
     writes: WriteSet | None = None

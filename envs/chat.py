@@ -19,6 +19,7 @@ from agentrl.types import Ending, Limits, Message, Task
 from agentrl.verifiers import Term, shaped
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.models.named import named_reward
+from agentrl.verifiers.models.served_reward import ServedReward
 
 Talk = tuple[Mapping[str, str], ...]
 
@@ -29,8 +30,9 @@ class ChatEnv(ToolEnv):
     Args:
         prompts: JSON lines (plain or gzip) with `prompt`, a text or a list of messages, and
             perhaps `chosen`, a good answer, which is then the reference.
-        reward: who says how good an answer is: a reward model's folder, `path/to/file.py:function`
-            with `function(prompt, answer) -> float`, or `openai:MODEL@URL`.
+        reward: who says how good an answer is: a reward model's folder or address,
+            `path/to/file.py:function` with `function(prompt, answer) -> float`, `openai:MODEL@URL`
+            or a `constitution.toml`.
         clip: a reward model's own numbers are held to [-clip, clip]; 0: their sigmoid.
         missing_eos: is taken off the reward of an answer that a limit cut short.
         threshold: reward from which on an answer passes.
@@ -62,6 +64,8 @@ class ChatEnv(ToolEnv):
             cut = Term("missing_eos", missing_eos or 1.0, lambda said: -missing_eos * is_cut(said))
             verifier = named_reward(reward, clip)
             self.verifier = shaped(verifier, cut) if missing_eos else verifier
+            if isinstance(verifier, ServedReward):
+                self.depends_on = {"reward": verifier.depends_on}
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """A fifth of the prompts is held out, by a hash of their text; they come in the file's
@@ -72,7 +76,8 @@ class ChatEnv(ToolEnv):
         if not (self._prompts and hasattr(self, "verifier")):
             raise ConfigError(
                 "chat-v0: prompts and reward must be set: --set prompts=FILE.jsonl, and --set"
-                " reward= a reward model's folder, file.py:function or openai:MODEL@URL"
+                " reward= a reward model's folder or address, file.py:function, openai:MODEL@URL"
+                " or constitution.toml"
             )
         rows = list(read_prompts(self._prompts))
         if seed:

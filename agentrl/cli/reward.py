@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
 
 if TYPE_CHECKING:
-    from agentrl.verifiers.models.reward_store import RewardStore, Version
+    from agentrl.verifiers.models.reward_store import Version
 
 app = typer.Typer(
     help="Publish versions of a reward model, serve them, and go back to an older one.",
@@ -31,8 +34,17 @@ def publish(
     store: Store,
     pairs: Annotated[
         Path | None,
-        typer.Option(help="With the first version: held-out preferences to check all versions on."),
+        typer.Option(
+            help="With the first version: held-out preferences to check all versions on, as"
+            " RUN/held_out.jsonl of the stage that trained it."
+        ),
     ] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway", help="Also what ranks clearly worse, or was published or withdrawn before."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Copy a model into a store as its next version, score the store's pairs, and serve it from
@@ -40,12 +52,15 @@ def publish(
     """
     from agentrl.verifiers.models.reward_store import RewardStore
 
-    found = RewardStore(store).publish(model, _read_pairs(pairs) if pairs else ())
+    known = RewardStore(store)
+    before = known.served() if known.numbers() else None
+    found = known.publish(model, _read_pairs(pairs) if pairs else (), anyway=anyway)
+    agrees = f", {found.agrees(before):.3f} of them as version {before.number}" if before else ""
     if as_json:
         print_json(_row(found))
         return
-    print(f"published version {found.number}: {_checked(found)}")
-    if found.agreement is None:
+    print(f"published version {found.number}: {_checked(found)}{agrees}")
+    if before is None:
         print(f"serve it: agentrl reward serve {store}")
 
 
@@ -54,7 +69,9 @@ def serve(
     store: Store,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8100,
-    window: Annotated[int, typer.Option(min=50, help="Last scores whose drift is told.")] = 1000,
+    window: Annotated[
+        int, typer.Option(min=200, max=100_000, help="Last scores whose drift is told.")
+    ] = 1000,
 ) -> None:
     """Score conversations over HTTP by the newest version that was not withdrawn, until
     interrupted.
@@ -63,7 +80,7 @@ def serve(
     """
     from agentrl.verifiers.models.reward_server import RewardServer, application
     from agentrl.verifiers.models.reward_store import RewardStore
-    from agentrl.verifiers.models.served_reward import KEY
+    from agentrl.verifiers.models.served_reward import KEY, reward_key
 
     try:
         import uvicorn
@@ -71,7 +88,7 @@ def serve(
         raise ConfigError(
             "serving a reward model needs starlette and uvicorn: pip install 'agentrl[serve]'"
         ) from error
-    key = os.environ.get(KEY, "")
+    key = reward_key()
     if not is_loopback(host) and not key:
         raise ConfigError(
             f"--host {host} can be reached from other machines: set {KEY} to a secret that"
@@ -82,8 +99,10 @@ def serve(
         print(f"{time.strftime('%H:%M:%S')}  {plain(sentence)}", flush=True)
 
     server = RewardServer(RewardStore(store), window, tell)
-    tell(f"version {server.open()} of {store} at http://{host}:{port}")
-    uvicorn.run(application(server, key), host=host, port=port, log_level="warning")
+    with _listening(host, port) as listener:
+        tell(f"version {server.open()} of {store} at http://{host}:{port}")
+        config = uvicorn.Config(application(server, key), log_level="warning")
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 @app.command()
@@ -95,43 +114,62 @@ def status(
     moved.
     """
     from agentrl.verifiers.models.reward_store import RewardStore
-    from agentrl.verifiers.models.served_reward import ServedReward
+    from agentrl.verifiers.models.served_reward import ServedReward, is_address
 
-    if where.startswith(("http://", "https://")):
+    if is_address(where):
         found = ServedReward(where).status()
         if as_json:
             print_json(found)
             return
-        print(f"serves version {found['served']}")
-        for one in found["loaded"]:
-            print(_drift(one))
+        for row in found["versions"]:
+            state = _state(row["version"], found["served"], row["withdrawn"])
+            print(f"version {row['version']}  {state}: {_drift(row)}")
         return
     store = RewardStore(where)
-    served, versions = store.served(), store.versions()
+    served, versions = store.served().number, store.versions()
     if as_json:
         rows = [_row(one) | {"withdrawn": store.withdrawn(one.number)} for one in versions]
-        print_json({"served": served.number, "versions": rows})
+        print_json({"served": served, "versions": rows})
         return
     for one in versions:
-        print(
-            f"version {one.number}  {one.published}  {_state(store, one, served)}: {_checked(one)}"
-        )
+        state = _state(one.number, served, store.withdrawn(one.number))
+        print(f"version {one.number}  {one.published}  {state}: {_checked(one)}")
 
 
 @app.command()
-def rollback(store: Store, why: Why, as_json: Json = False) -> None:
-    """Withdraw the version that is served, and serve the one before it.
+def rollback(
+    store: Store,
+    why: Why,
+    version: Annotated[int, typer.Option(min=0, help="To withdraw; 0: the served one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Withdraw the version that is served, or another one; the newest that is left is served.
 
     Whoever trains against the withdrawn version stops with a sentence, since rewards of two
-    versions cannot be compared; --resume goes on with the older one.
+    versions cannot be compared; --resume goes on with the one that is served then.
     """
     from agentrl.verifiers.models.reward_store import RewardStore
 
-    bad, served = RewardStore(store).rollback(why)
+    bad, served = RewardStore(store).rollback(why, version)
     if as_json:
         print_json({"withdrawn": bad.number, "served": served.number, "why": why})
         return
     print(f"withdrew version {bad.number}; version {served.number} is served: {_checked(served)}")
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket at an address, before a model is loaded for it."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be listened at ({error.strerror}): choose another"
+            " --port"
+        ) from error
+    with listener:
+        yield listener
 
 
 def _read_pairs(path: Path) -> list[Any]:
@@ -152,26 +190,26 @@ def _row(one: Version) -> dict[str, Any]:
         "published": one.published,
         "digest": one.digest,
         "accuracy": one.accuracy,
-        "agreement": one.agreement,
-        "pairs": len(one.scores) // 2,
+        "margin": fmean(one.margins),
+        "pairs": len(one.margins),
     }
 
 
 def _checked(one: Version) -> str:
-    said = f"ranks {one.accuracy:.3f} of {len(one.scores) // 2} pairs rightly"
-    if one.agreement is None:
-        return said
-    return f"{said}, and {one.agreement:.3f} of them as the version before it"
+    margin = fmean(one.margins)
+    return f"ranks {one.accuracy:.3f} of {len(one.margins)} pairs rightly, mean margin {margin:.2f}"
 
 
-def _state(store: RewardStore, one: Version, served: Version) -> str:
-    if (why := store.withdrawn(one.number)) is not None:
-        return plain(f"withdrawn ({why})")
-    return "served" if one.number == served.number else "kept"
+def _state(number: int, served: int, withdrawn: str | None) -> str:
+    if withdrawn is not None:
+        return plain(f"withdrawn ({withdrawn})")
+    return "served" if number == served else "kept"
 
 
-def _drift(one: dict[str, Any]) -> str:
-    said = f"version {one['version']}: scored {one['scored']}, too long {one['too_long']}"
-    if one["psi"] is None:
-        return f"{said}; too few for drift"
-    return f"{said}; PSI {one['psi']:.3f}, {one['beyond']:.1%} beyond all of its pairs"
+def _drift(row: dict[str, Any]) -> str:
+    if "scored" not in row:
+        return "not in memory"
+    said = f"scored {row['scored']}, too long {row['too_long']}"
+    if row["psi"] is None:
+        return f"{said}; drift is told from 200 scores on"
+    return f"{said}; PSI {row['psi']:.3f}, {row['beyond']:.1%} beyond those of all its pairs"

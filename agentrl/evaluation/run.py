@@ -316,6 +316,7 @@ def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[s
         **({"dtype": plan.engine.dtype} if kind == "vllm" else {}),
         **({"safety": read_policy(plan.policy_file).model_dump()} if plan.policy_file else {}),
         **({"request": request} if (request := plan.served.decisive) else {}),
+        **({"judge": dict(env.depends_on)} if env.depends_on else {}),
         "limits": asdict(env.limits),
         "tools": [spec.schema() for spec in env.tools],
         "tasks": {task.id: task.fingerprint() for task in tasks},

@@ -171,9 +171,11 @@ def _kl_spike(rows: Rows) -> list[str]:
 def _reward_jump(rows: Rows) -> list[str]:
     points = [point for point in series(rows, "reward/mean") if math.isfinite(point[1])]
     ranges = {row["step"]: _reward_range(row) for row in rows}
+    changed = {step for step, *_ in _version_changes(rows)}
     jumps = [
         ((late[1] - early[1]) / ranges[early[0]], late[1] - early[1], late[0])
         for early, late in itertools.pairwise(points)
+        if late[0] not in changed
     ]
     share, size, step = max(jumps, default=(0.0, 0.0, 0))
     if share <= REWARD_JUMP:
@@ -222,22 +224,28 @@ def _length(rows: Rows) -> list[str]:
 
 
 def _reward_version(rows: Rows) -> list[str]:
-    versions = series(rows, "reward/part/version")
-    for (_, before), (step, now) in itertools.pairwise(versions):
-        if now != before:
-            return [
-                f"The reward model's version changed from {before:g} to {now:g} at step {step:g}:"
-                " rewards before and after cannot be compared."
-            ]
-    return []
+    if not (changes := _version_changes(rows)):
+        return []
+    step, before, now = changes[-1]
+    return [
+        f"The reward model's version changed from {before:g} to {now:g} at step {step:g}: rewards"
+        " before and after cannot be compared."
+    ]
+
+
+def _version_changes(rows: Rows) -> list[tuple[float, float, float]]:
+    """Step, version before it and since. Means over several models are no versions."""
+    found = [one for one in series(rows, "reward/part/reward_model_version") if one[1] % 1 == 0]
+    pairs = itertools.pairwise(found)
+    return [(step, before, now) for (_, before), (step, now) in pairs if before != now]
 
 
 def _reward_beyond(rows: Rows) -> list[str]:
-    for step, share in series(rows, "reward/part/beyond"):
+    for step, share in series(rows, "reward/part/reward_model_beyond"):
         if share > BEYOND_SHARE:
             return [
-                f"{share:.0%} of the reward model's last scores at step {step:g} lie beyond those"
-                " of all pairs that it was checked on: read what the policy writes since."
+                f"{share:.0%} of the reward model's scores at step {step:g} lie beyond those of all"
+                " pairs that it was checked on: read what the policy writes since."
             ]
     return []
 

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_episodes
 from agentrl.registry import factory
-from agentrl.trainers.offline.sampling import Answer, open_judge, revisions
+from agentrl.trainers.offline.sampling import Candidate, open_judge, revisions
 from agentrl.trainers.online.run import Run
 from agentrl.types import Message
 
@@ -168,7 +168,7 @@ def judgement(policy, folder):
     )
     prompt, said = (Message.user("hi"),), Message.assistant("yes")
     judged = open_judge(str(path))([(prompt, said)])
-    return judged, revisions([[Answer(prompt, said, True)]], str(path))
+    return judged, revisions([[Candidate(prompt, said, True)]], str(path))
 
 
 def gap(branches, temperature):

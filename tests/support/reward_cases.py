@@ -45,20 +45,19 @@ def ranked_pairs() -> list[Ranked]:
 
 @contextmanager
 def serving(
-    store: RewardStore, key: str = "", **options: object
+    store: RewardStore, key: str = "", port: int = 0, **options: int
 ) -> Iterator[tuple[str, list[str]]]:
-    """A real server on a free port: its address, and what it tells."""
+    """A real server, on a free port unless one is given: its address, and what it tells."""
     said: list[str] = []
     served = RewardServer(store, tell=said.append, **options)
     served.open()
-    config = uvicorn.Config(application(served, key), port=0, log_level="critical")
+    config = uvicorn.Config(application(served, key), port=port, log_level="critical")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         wait_for(lambda: server.started, 30)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}", said
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", said
     finally:
         server.should_exit = True
         thread.join(30)

@@ -23,6 +23,7 @@ from agentrl.trainers.offline.measure import response_logprobs
 from agentrl.trainers.offline.readiness import readiness
 from agentrl.trainers.offline.sampling import OwnAnswer, answers_to, open_judge
 from agentrl.trainers.offline.settings import Card, SampleSettings
+from agentrl.verifiers.models.served_reward import ServedReward, is_address
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
         "after"; "kl", KL(after || before) per answer in nats, estimated on the "answers" (how many)
         of the trained model; where there is a judge, "judge" (its mean verdicts, before and after)
         and "win_rate" of after over before, ties counting half, over the "judged" prompts (how
-        many, None where the judge failed at all of them); where there is an environment,
+        many, None where the judge failed at all of them) and "judge_by", the version of a reward
+        model behind an address; where there is an environment,
         "pass_at_1" before and after, "gain" (the difference over the same tasks with its "ci95")
         where both were scored, and "readiness" of the trained model (see `readiness`).
     """
@@ -126,7 +128,8 @@ def _judged(name: str, before: Sequence[OwnAnswer], after: Sequence[OwnAnswer]) 
         for when, side in (("before", old), ("after", new))
     }
     means = {when: fmean(values) if values else None for when, values in read.items()}
-    return {"judge": means, "judged": len(wins), "win_rate": fmean(wins) if wins else None}
+    by = {"judge_by": ServedReward(name).depends_on} if is_address(name) else {}
+    return {"judge": means, "judged": len(wins), "win_rate": fmean(wins) if wins else None, **by}
 
 
 def _pass_at_1(card: Card, folder: str, whose: Subject, out: Path) -> float | None:

@@ -38,7 +38,7 @@ Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float | None]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Candidate:
     """What was said to a prompt.
 
     Attributes:
@@ -51,7 +51,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class OwnAnswer(Answer):
+class OwnAnswer(Candidate):
     """What the model itself said: prompt and answer as they were sampled."""
 
     branch: Trajectory
@@ -150,7 +150,7 @@ def _graded(
     return _alone(everything())
 
 
-def revisions(answers: Sequence[Sequence[Answer]], name: str) -> list[list[Answer]]:
+def revisions(answers: Sequence[Sequence[Candidate]], name: str) -> list[list[Candidate]]:
     """What a constitution makes of the answers to each prompt; those are left out of which the
     model made nothing.
 
@@ -159,17 +159,17 @@ def revisions(answers: Sequence[Sequence[Answer]], name: str) -> list[list[Answe
     """
     constitution = read_constitution(name)
 
-    async def everything() -> list[list[Answer | None]]:
+    async def everything() -> list[list[Candidate | None]]:
         policy = served(constitution.model)
         ask = asks(policy)
 
-        async def one(number: int, answer: Answer) -> Answer | None:
+        async def one(number: int, answer: Candidate) -> Candidate | None:
             said, principles = answer.message.content, constitution.principles
             try:
                 text = await revise(ask, principles, answer.prompt, said, number)
             except VerifierError:
                 return None
-            return Answer(answer.prompt, Message.assistant(text), True)
+            return Candidate(answer.prompt, Message.assistant(text), True)
 
         numbers = itertools.count()
         try:
@@ -205,7 +205,7 @@ def _verdict(judge: str, value: Any) -> float:
     return number
 
 
-def best_against_worst(answers: Sequence[Sequence[Answer]], judge: Judge) -> list[Pair]:
+def best_against_worst(answers: Sequence[Sequence[Candidate]], judge: Judge) -> list[Pair]:
     """Of each prompt, the best answer against the worst; prompts whose answers tie are left out, as
     are answers at which the judge failed.
 
@@ -235,10 +235,10 @@ def best_against_worst(answers: Sequence[Sequence[Answer]], judge: Judge) -> lis
     return pairs
 
 
-def _says(answer: Answer) -> bool:
+def _says(answer: Candidate) -> bool:
     return bool(answer.message.content.strip() or answer.message.tool_calls)
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: Candidate) -> Response:
     branch = answer.branch if isinstance(answer, OwnAnswer) else None
     return Response((answer.message,), branch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -19,10 +19,12 @@ from agentrl.engines.loading import load_config
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import MetricsWriter, set_aside, write_bytes_atomic, write_json_atomic
 from agentrl.records.owner import owned
+from agentrl.records.redact import redactor
+from agentrl.records.rows import messages_row
 from agentrl.trainers.models.loading import load_policy
 from agentrl.trainers.offline.card import Subject, refuse_card, stage_card
 from agentrl.trainers.offline.data.files import AS_KIND, Split, read_examples, split_by_prompt
-from agentrl.trainers.offline.data.nouns import Kind, Messages, asks_for_one_turn
+from agentrl.trainers.offline.data.nouns import Kind, Messages, Pair, asks_for_one_turn
 from agentrl.trainers.offline.fitting import Listen, last_step
 from agentrl.trainers.offline.kinds import KINDS, Done, StageWork
 from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge, revisions
@@ -30,6 +32,7 @@ from agentrl.trainers.offline.settings import REWARD_MODELS, StageSettings
 
 RESULT = "stage.json"
 SCRATCH = "resume"
+HELD_OUT = "held_out.jsonl"
 
 
 def run_stage(
@@ -77,6 +80,8 @@ def run_stage(
         with _records(folder, resume) as writer, _flushed():
             claim = partial(write_bytes_atomic, folder / "config.toml", _text(settings).encode())
             work = StageWork(settings, folder / SCRATCH, chat, split, rows, held_out, claim)
+            if settings.stage == "reward":
+                _keep_held_out(folder / HELD_OUT, split.held_out)
             done = kind.train(work, writer, _now_and_then(settings, listen), note, resume=resume)
         return _finish(settings, folder, chat, done, report, prompts)
 
@@ -115,6 +120,21 @@ def data_in_words(report: Mapping[str, Any]) -> str:
     if lengths["too_long"]:
         parts.append(f"{lengths['too_long']} longer than {lengths['limit']} left out")
     return "data: " + "; ".join([*parts, *report["skipped"]])
+
+
+def _keep_held_out(path: Path, pairs: Sequence[Pair]) -> None:
+    """Write the held-out pairs, on which versions of the reward model can be compared later."""
+    rows = [
+        {
+            "prompt": messages_row(one.prompt),
+            "chosen": messages_row(one.chosen.messages),
+            "rejected": messages_row(one.rejected.messages),
+        }
+        for one in pairs
+        if len(one.chosen.messages) == len(one.rejected.messages) == 1
+    ]
+    lines = "".join(json.dumps(redactor().row(row)) + "\n" for row in rows)
+    write_bytes_atomic(path, lines.encode())
 
 
 def _read(settings: StageSettings, kind: Kind) -> tuple[Split, dict[str, Any]]:

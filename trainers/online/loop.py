@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.errors import TrainingError
@@ -48,12 +49,29 @@ def train(run: Run) -> None:
         clock.lap("eval")
         run.log(step + 1, metrics | clock.metrics(played.played, batch.n_tokens))
         run.quiet = run.quiet + 1 if is_hopeless(played, rewards) else 0
-        if run.quiet >= config.quiet_rounds:
-            raise TrainingError(
-                f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.played)}"
-            )
+        stop_where_nothing_comes(run, played, step)
         if is_due(step + 1, config.save_every, run.last):
             run.save(step + 1)
+
+
+def stop_where_nothing_comes(run: Run, played: Round, step: int) -> None:
+    """End a run without signal for long, and one that is over and had no score in any round.
+
+    Raises:
+        TrainingError: it is such a run; the message says why.
+    """
+    if run.quiet >= run.config.quiet_rounds:
+        raise TrainingError(
+            f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.played)}"
+        )
+    rounds = step + 1 - run.folder.start
+    if step + 1 == run.last and run.quiet >= rounds and not any_scored(played.played):
+        raise TrainingError(f"nothing was learnt in {rounds} rounds: {why(played.played)}")
+
+
+def any_scored(groups: Sequence[Group]) -> bool:
+    """Whether an episode was scored."""
+    return any(reward is not None for group in groups for reward in group.rewards_G)
 
 
 def is_due(rounds: int, every: int, last: int) -> bool:
@@ -71,8 +89,10 @@ def is_hopeless(played: Round, rewards: Rewards) -> bool:
 
 def why(groups: Sequence[Group]) -> str:
     """In words, why groups without any success teach nothing."""
-    if all(reward is None for group in groups for reward in group.rewards_G):
-        return "infrastructure failed every episode: see `failure` in episodes.jsonl"
+    if not any_scored(groups):
+        reasons = Counter(e.failure or e.score.why for group in groups for e in group.episodes)
+        most, count = reasons.most_common(1)[0] if reasons else ("none was played", 0)
+        return f"infrastructure failed every episode: {most[:300]} ({count} of {reasons.total()})"
     return (
         "nothing was solved in them: choose easier tasks or warm-start the model, or give it more"
         " chances (group_size, quiet_rounds) and --resume"

@@ -104,10 +104,11 @@ def train_with_display(
             if run.folder.history():
                 report = write_report(folder, tokenizer=run.tokenizer)
     last, kept = checkpoint.latest(folder), best.found(folder)
+    steps = max((row["step"] for row in run.folder.history()), default=run.folder.start)
     return {
         "run": str(folder),
-        "steps": max(config.steps, run.folder.start),
-        "trained": max(0, config.steps - run.folder.start),
+        "steps": steps,
+        "trained": steps - run.folder.start,
         "model": str(last.model) if last else None,
         "best": kept and {"step": kept.step, "pass_at_1": kept.pass_at_1, "model": str(kept.model)},
         "report": str(report) if report else None,

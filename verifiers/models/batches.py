@@ -21,7 +21,7 @@ class Waiting(Generic[Item]):
     """Gathers what is asked at the same time, and has it answered in batches of similar size.
 
     Args:
-        answer: a batch -> an answer to each; runs on a thread.
+        answer: a batch -> an answer to each, or the error of one; runs on a thread.
         size: of an item; those of similar size go together.
         max_batch: items of one batch.
         who: answers, for messages.
@@ -70,7 +70,11 @@ class Waiting(Generic[Item]):
                     request.reply.set_exception(error)
             return
         for request, one in zip(due, found, strict=True):
-            if not request.reply.done():
+            if request.reply.done():
+                continue
+            if isinstance(one, Exception):
+                request.reply.set_exception(one)
+            else:
                 request.reply.set_result(one)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -18,14 +19,15 @@ from agentrl.verifiers.models.constitution import Constitution, read_constitutio
 from agentrl.verifiers.models.heads import ByHeads, clipped, sigmoid
 from agentrl.verifiers.models.judge import Criterion, asks, rubric
 from agentrl.verifiers.models.reward_model import RewardModel
-from agentrl.verifiers.models.served_reward import ServedReward
+from agentrl.verifiers.models.served_reward import Pin, ServedReward, is_address
 
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/v\d+)?")
 HELPFUL = Criterion("helpful", "How well does the answer do what the task asks, truthfully?")
 
 
-@cache
 def named_reward(name: str, clip: float = 0.0) -> Verifier:
-    """The verifier of a name; equal names share one, so a model is loaded once.
+    """The verifier of a name; equal names share one, so a model is loaded once and gradings share
+    batches. An address shares one as long as its version is the same.
 
     Args:
         name: a reward model (`reward_model`); `path/to/file.py:function` with `function(prompt:
@@ -37,6 +39,11 @@ def named_reward(name: str, clip: float = 0.0) -> Verifier:
     Raises:
         ConfigError: there is no such model or rule.
     """
+    return _shared(name, clip, ServedReward(name).pin if is_address(name) else None)
+
+
+@cache
+def _shared(name: str, clip: float, pin: Pin | None) -> Verifier:
     if rule := rule_of(name):
         return _by_rule(load_rule(*rule))
     if found := constitution_of(name):
@@ -57,7 +64,7 @@ def constitution_of(name: str) -> Constitution | None:
 
 
 def reward_model(name: str, **rule: Any) -> ByHeads:
-    """A reward model in a folder, or one that is served at `http://HOST:PORT`, with `@N` behind it
+    """A reward model in a folder, or one that is served at `http://HOST:PORT`, with `/vN` behind it
     for version N.
 
     Args:
@@ -66,8 +73,16 @@ def reward_model(name: str, **rule: Any) -> ByHeads:
     Raises:
         ConfigError: there is none.
     """
-    served = name.startswith(("http://", "https://"))
-    return ServedReward(name, **rule) if served else RewardModel.load(name, **rule)
+    if is_address(name):
+        return ServedReward(name, **rule)
+    if _ADDRESS.fullmatch(name):
+        raise ConfigError(f"reward model {name!r}: write http://{name}")
+    if (Path(name) / "versions").is_dir():
+        raise ConfigError(
+            f"{name} is a store of reward models: serve it by `agentrl reward serve {name}`, and"
+            " give the address"
+        )
+    return RewardModel.load(name, **rule)
 
 
 def rule_of(name: str) -> tuple[Path, str] | None:

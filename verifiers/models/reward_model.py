@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.aio import run_in_thread
 from agentrl.chat.tokens import Chat
 from agentrl.errors import ConfigError
 from agentrl.types import Message
@@ -14,6 +15,9 @@ from agentrl.verifiers.models.heads import ByHeads, Heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LONG = 50_000
+"""Characters from which on a conversation is tokenised on a thread, as it takes many ms."""
 
 
 class RewardModel(ByHeads):
@@ -78,7 +82,10 @@ class RewardModel(ByHeads):
         Raises:
             VerifierError: the model failed.
         """
-        ids = self.encode(messages)
+        if sum(len(message.content) for message in messages) > LONG:
+            ids = await run_in_thread(lambda: self.encode(messages))
+        else:
+            ids = self.encode(messages)
         if len(ids) > self.max_tokens:
             return Heads(
                 (), f"{len(ids)} tokens are more than the reward model's {self.max_tokens}"

@@ -17,7 +17,7 @@ from helpers import make_task
 from preference_cases import planted_pairs, tiny_policy, write_rows
 
 from agentrl.errors import ConfigError, UserError, VerifierError
-from agentrl.trainers.offline.sampling import Answer as Said
+from agentrl.trainers.offline.sampling import Candidate as Said
 from agentrl.trainers.offline.sampling import open_judge, revisions
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import run_stage

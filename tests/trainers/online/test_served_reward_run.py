@@ -9,6 +9,7 @@ from reward_cases import ranked_pairs, reward_folder, serving
 
 from agentrl.records.files import read_episodes, read_metrics
 from agentrl.verifiers.models.reward_store import RewardStore
+from agentrl.verifiers.models.served_reward import forget_versions
 
 CONFIG = """
 env = "chat-v0"
@@ -26,8 +27,9 @@ quiet_rounds = 100
 def test_rewards_of_two_versions_never_meet_in_a_round_and_the_change_is_told(tmp_path, capsys):
     store, run = RewardStore(tmp_path / "rewards"), tmp_path / "run"
     store.publish(reward_folder(tmp_path / "a", 1), ranked_pairs())
-    store.publish(reward_folder(tmp_path / "b", 2))
+    store.publish(reward_folder(tmp_path / "b", 2), anyway=True)
     prompts = write_rows(tmp_path / "prompts.jsonl", planted_pairs())
+    forget_versions()
     with serving(store) as (url, _):
 
         def train(steps, *words):
@@ -45,12 +47,15 @@ def test_rewards_of_two_versions_never_meet_in_a_round_and_the_change_is_told(tm
         assert code == 2
         assert "version 2 was withdrawn (it likes everything); version 1 is served" in said.err
         assert "--resume trains on with the version that is served now" in said.err
+        forget_versions()
         code, said = train(4, "--resume")
         assert code == 0, said.err
-    versions = [row["reward/part/version"] for row in read_metrics(run / "metrics.jsonl")]
+    versions = [
+        row["reward/part/reward_model_version"] for row in read_metrics(run / "metrics.jsonl")
+    ]
     assert versions == [2, 2, 1, 1]
     assert "version changed from 2 to 1 at step 3" in " ".join(said.err.split())
     rounds: dict[int, set[float]] = {}
     for one in read_episodes(run / "episodes.jsonl").values():
-        rounds.setdefault(one.key.step, set()).add(one.score.parts["version"])
+        rounds.setdefault(one.key.step, set()).add(one.score.parts["reward_model_version"])
     assert [rounds[step] for step in sorted(rounds)] == [{2.0}, {2.0}, {1.0}, {1.0}]

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import math
+import os
 import shutil
+import threading
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import make_task
+from helpers import make_task, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_cases import ranked_pairs, reward_folder, serving, talk
 
 from agentrl.errors import ConfigError, ContractError, VerifierError
+from agentrl.rollout.blame import CERTAIN
 from agentrl.trainers.offline.sampling import open_judge
 from agentrl.types import EndReason, Message, ToolCall
 from agentrl.verifiers.base import Submission, grade
-from agentrl.verifiers.models import reward_server
-from agentrl.verifiers.models.heads import clipped
+from agentrl.verifiers.models import reward_server, served_reward
+from agentrl.verifiers.models.heads import Heads, clipped
 from agentrl.verifiers.models.named import named_reward
 from agentrl.verifiers.models.reward_model import RewardModel
-from agentrl.verifiers.models.reward_server import _read
+from agentrl.verifiers.models.reward_server import RewardServer, _read
 from agentrl.verifiers.models.reward_store import RewardStore
-from agentrl.verifiers.models.served_reward import ServedReward
+from agentrl.verifiers.models.served_reward import ServedReward, forget_versions
+
+
+@pytest.fixture(autouse=True)
+def _new_process():
+    forget_versions()
 
 
 @pytest.fixture(scope="module")
@@ -79,28 +91,30 @@ def test_a_version_knows_how_it_ranks_the_pairs_of_its_store(store, models):
     first, model = store.served(), RewardModel.load(models[0])
     scores = [asyncio.run(model.score(one)) for pair in ranked_pairs()[:3] for one in pair]
     assert first.scores[:6] == pytest.approx(scores, abs=1e-5)
-    second = store.publish(models[1])
+    second = store.publish(models[1], anyway=True)
     ranks = [
         [a > b for a, b in zip(one.scores[::2], one.scores[1::2], strict=True)]
         for one in (first, second)
     ]
     assert second.accuracy == sum(ranks[1]) / 60
-    assert second.agreement == sum(a == b for a, b in zip(*ranks, strict=True)) / 60 < 1
+    assert second.agrees(first) == sum(a == b for a, b in zip(*ranks, strict=True)) / 60 < 1
     assert [one.number for one in store.versions()] == [1, 2] and store.served() == second
+    assert (store.folder / "versions" / "2").stat().st_mode & 0o777 == 0o755
 
 
 def test_what_cannot_be_published_leaves_the_store_as_it_was(store, models, tmp_path):
-    with pytest.raises(ConfigError, match="are those of version 1, which is served"):
+    with pytest.raises(ConfigError, match="are those of version 1, which is there already"):
         store.publish(models[0])
     with pytest.raises(ConfigError, match="leave --pairs out, or begin another store"):
         store.publish(models[1], ranked_pairs())
-    with pytest.raises(ConfigError, match="has no pairs yet: give --pairs FILE"):
+    with pytest.raises(ConfigError, match="has no version yet: give --pairs FILE"):
         RewardStore(tmp_path / "new").publish(models[0])
-    with pytest.raises(ConfigError, match="are no reference for drift"):
-        RewardStore(tmp_path / "new").publish(models[0], ranked_pairs()[:5])
-    with pytest.raises(ConfigError, match="is no reward model"):
-        store.publish(str(shutil.copytree(_policy(), tmp_path / "policy")))
+    with pytest.raises(ConfigError, match=f"model folder {_policy()} is no reward model"):
+        store.publish(str(_policy()))
+    with pytest.raises(ConfigError, match="is an address: give the folder"):
+        RewardStore("http://127.0.0.1:8100")
     assert store.numbers() == [1] and not list(store.folder.glob("versions/.draft-*"))
+    assert not (tmp_path / "new").exists()
 
 
 def _policy():
@@ -109,21 +123,56 @@ def _policy():
     return tiny_model_folder()
 
 
-def test_what_a_killed_publisher_left_is_no_version_and_is_cleared_away(store, models):
-    left = store.folder / "versions" / ".draft-x"
-    left.mkdir()
+def test_what_ranks_clearly_worse_is_served_only_if_that_is_meant(store, models):
+    served = store.served()
+    worse = [ranked_pairs()[at] for at, margin in enumerate(served.margins) if margin > 0]
+    other = RewardStore(store.folder.with_name("other"))
+    other.publish(models[0], worse)
+    assert other.served().accuracy == 1.0
+    with pytest.raises(ConfigError, match=r"ranks 0\.\d+ of \d+ pairs rightly, and version 1"):
+        other.publish(models[1])
+    assert other.publish(models[1], anyway=True).number == 2
+
+
+def test_what_a_killed_publisher_left_is_no_version_and_goes_after_a_day(store, models):
+    old, new = (store.folder / "versions" / f".draft-{name}" for name in ("old", "new"))
+    for left in (old, new):
+        left.mkdir()
+    os.utime(old, (0, 0))
     assert store.numbers() == [1]
-    assert store.publish(models[1]).number == 2 and not left.exists()
+    assert store.publish(models[1], anyway=True).number == 2
+    assert not old.exists() and new.exists()
+
+
+def test_a_store_without_its_first_version_begins_anew(models, tmp_path):
+    store = RewardStore(tmp_path / "rewards")
+    store.folder.mkdir()
+    (store.folder / "pairs.jsonl").write_text("{}\n")  # its publisher was killed then
+    assert store.publish(models[0], ranked_pairs()).number == 1 and len(store.pairs()) == 60
+
+
+def test_only_the_files_of_a_model_are_copied(store, models, tmp_path):
+    folder = shutil.copytree(models[1], tmp_path / "inside")
+    inside = RewardStore(folder / "rewards")
+    inside.publish(str(folder), ranked_pairs())
+    assert not list((inside.folder / "versions/1/model").glob("*/"))
+    assert inside.load(1)
 
 
 def test_rollback_serves_the_older_one_and_leaves_the_last_one(store, models):
     with pytest.raises(ConfigError, match="version 1 is the only one"):
         store.rollback("bad")
-    store.publish(models[1])
+    store.publish(models[1], anyway=True)
     bad, served = store.rollback("it likes long answers")
     assert (bad.number, served.number) == (2, 1) and store.numbers() == [1]
     assert store.withdrawn(2) == "it likes long answers"
-    assert store.publish(models[1]).number == 3, "a withdrawn one can be published again"
+    with pytest.raises(ConfigError, match="version 2, which was withdrawn"):
+        store.publish(models[1])
+    assert store.publish(models[1], anyway=True).number == 3
+    bad, served = store.rollback("an older one", 1)
+    assert (bad.number, served.number) == (1, 3)
+    with pytest.raises(ConfigError, match=r"version 1 of .* was withdrawn before"):
+        store.rollback("again", 1)
 
 
 def test_a_version_that_is_not_what_was_published_is_not_served(store):
@@ -143,14 +192,14 @@ def test_a_version_that_scores_otherwise_here_is_not_served(store):
 
 
 def test_a_served_model_says_what_it_says_in_process(store, models):
-    answers, long = ("4", "yes, please", "\ud800 no"), "word " * 600
+    answers, long = ("4", "yes, please"), "word " * 600
     here = RewardModel.load(models[0], bound=clipped(-3, 3))
     with serving(store) as (url, _):
         there = ServedReward(url, bound=clipped(-3, 3), max_batch=2)
-        ours, theirs = judged(here, *answers[:2], long), judged(there, *answers[:2], long)
+        ours, theirs = judged(here, *answers, long), judged(there, *answers, long)
         assert [one.value for one in theirs] == pytest.approx([one.value for one in ours], abs=1e-5)
         assert theirs[2].why == ours[2].why and theirs[2].parts["too_long"] == 1.0
-        assert theirs[0].parts["version"] == 1.0
+        assert theirs[0].parts["reward_model_version"] == 1.0
         call = ToolCall("say", {"text": "yes"})
         talked = (*talk("a", "b")[:1], Message.assistant("", call), Message.tool("yes", call))
         assert asyncio.run(there.score(talked)) == pytest.approx(
@@ -158,46 +207,122 @@ def test_a_served_model_says_what_it_says_in_process(store, models):
         )
 
 
-def test_rewards_of_one_process_are_of_one_version_until_it_is_withdrawn(store, models):
+def test_one_conversation_that_cannot_be_scored_fails_alone(store, monkeypatch):
+    broken = RewardModel.heads
+
+    async def heads(self, messages):
+        if messages[-1].content == "nan":
+            return Heads((math.nan,))
+        return await broken(self, messages)
+
+    with serving(store) as (url, _):
+        monkeypatch.setattr(RewardModel, "heads", heads)
+        verifier = ServedReward(url)
+
+        async def everything():
+            texts = ("nan", "\ud800 no", "yes")
+            asked = (verifier.score(talk("What?", text)) for text in texts)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        nan, surrogate, fine = asyncio.run(everything())
+    assert "not finite" in str(nan) and isinstance(surrogate, VerifierError)
+    assert math.isfinite(fine)
+
+
+def version(verifier):
+    return judged(verifier, "4")[0].parts["reward_model_version"]
+
+
+def test_all_verifiers_of_an_address_have_one_version_until_it_is_withdrawn(store, models):
     with serving(store) as (url, said):
         early = ServedReward(url)
-        judged(early, "4")
-        store.publish(models[1])
-        late, named = ServedReward(url), ServedReward(f"{url}/@1")
-        assert [judged(one, "4")[0].parts["version"] for one in (early, late, named)] == [1, 2, 1]
+        store.publish(models[1], anyway=True)
+        others = [ServedReward(f"{url}/"), named_reward(url), named_reward(url, 2.0)]
+        assert [version(one) for one in (early, *others)] == [1, 1, 1, 1]
+        forget_versions()
+        late, named = ServedReward(url), ServedReward(f"{url}/v1")
+        assert [version(one) for one in (early, late, named)] == [1, 2, 1]
         assert judged(early, "4")[0].value != judged(late, "4")[0].value
+        assert said == ["version 2 is served now"]
         store.rollback("it likes long answers")
-        with pytest.raises(ContractError, match=r"version 2 was withdrawn \(it likes long"):
-            judged(late, "4")
-        assert judged(late, "4")[0].parts["version"] == 1, "who goes on, goes on with the older one"
-        now = [judged(one, "4")[0].parts["version"] for one in (ServedReward(url), early)]
-        assert now == [1, 1]
-        with pytest.raises(ContractError, match="there is no version 9"):
-            judged(ServedReward(f"{url}@9"), "4")
-        assert said == ["version 2 is loaded"]
+        for _ in range(2):
+            with pytest.raises(ContractError, match=r"version 2 was withdrawn \(it likes long"):
+                judged(late, "4")
+        assert version(early) == 1
+        with pytest.raises(ConfigError, match="has no version 9: it has 1, 2"):
+            ServedReward(f"{url}/v9")
+        with pytest.raises(ConfigError, match=r"version 2 at .* was withdrawn"):
+            ServedReward(f"{url}/v2")
 
 
-def test_scores_that_move_away_are_told_once_and_stand_in_every_score(store):
-    with serving(store, window=60) as (url, said):
-        model = ServedReward(url)
-        first = judged(model, *(f"Yes {at}" for at in range(20)))[-1]
-        assert "psi" not in first.parts, "too few"
+def test_another_model_under_the_same_number_is_refused(store, models, tmp_path):
+    with serving(store) as (url, _):
+        verifier = ServedReward(url)
+        judged(verifier, "4")
+        port = int(url.rpartition(":")[2])
+    other = RewardStore(tmp_path / "other")
+    other.publish(models[1], ranked_pairs())
+    with serving(other, port=port), pytest.raises(ContractError, match="another store is served"):
+        judged(verifier, "4")
+
+
+def test_a_new_version_that_cannot_be_loaded_leaves_the_old_one_serving(store, models):
+    store.publish(models[1], anyway=True)
+    (store.folder / "versions" / "2" / "model" / "config.json").write_text("{}")
+    store.rollback("for the start")
+    with serving(store) as (url, said):
+        (store.folder / "withdrawn.json").unlink()
         for _ in range(3):
-            last = judged(model, *["zzz " * 60] * 60)[-1]
-        assert last.parts["psi"] > 0.25 and last.parts["beyond"] in (0.0, 1.0)
-        assert sum("PSI" in sentence for sentence in said) == 1
-        (row,) = model.status()["loaded"]
-        assert row["version"] == 1 and row["scored"] == 200 and row["psi"] > 0.25
+            assert post(url, {"conversations": [ONE]})[1]["version"] == 1
+            forget_versions()
+            assert version(ServedReward(url)) == 1
+    assert len(said) == 1 and "its files have changed" in said[0], "tried once a minute"
+
+
+def test_a_loading_version_keeps_nobody_waiting(store, models, monkeypatch):
+    load, begun, go_on = RewardStore.load, threading.Event(), threading.Event()
+
+    def slowly(self, number):
+        begun.set()
+        assert number == 1 or go_on.wait(30)
+        return load(self, number)
+
+    monkeypatch.setattr(RewardStore, "load", slowly)
+    with serving(store) as (url, said):
+        store.publish(models[1], anyway=True)
+        begun.clear()
+        assert post(url, {"conversations": [ONE]})[1]["version"] == 1 and begun.wait(30)
+        assert post(url, {"conversations": [ONE]})[1]["version"] == 1 and not said
+        go_on.set()
+        wait_for(lambda: post(url, {"conversations": [ONE]})[1]["version"] == 2)
+
+
+def test_scores_that_move_away_are_told_once_and_those_beyond_stand_in_every_score(store):
+    with serving(store, window=200) as (url, said):
+        model = ServedReward(url)
+        low, high = min(store.served().scores), max(store.served().scores)
+        for _ in range(7):
+            scores = judged(model, *["zzz " * 60] * 60)
+        raw = scores[0].parts["raw"]
+        assert {one.parts["reward_model_beyond"] for one in scores} == {
+            float(not low <= raw <= high)
+        }
+        (row,) = model.status()["versions"]
+        assert row["version"] == 1 and row["scored"] == 420 and row["psi"] > 0.25
+    assert len([one for one in said if "PSI" in one]) <= 1
 
 
 def test_a_key_is_asked_for(store, monkeypatch):
     with serving(store, key="secret") as (url, _):
         monkeypatch.delenv("AGENTRL_REWARD_KEY", raising=False)
-        with pytest.raises(ContractError, match=r"send the server's key.*set AGENTRL_REWARD_KEY"):
-            judged(ServedReward(url), "4")
+        with pytest.raises(ConfigError, match=r"send the server's key.*set AGENTRL_REWARD_KEY"):
+            ServedReward(url)
         assert post(url, {"conversations": [ONE]}, authorization="Bearer other")[0] == 401
-        monkeypatch.setenv("AGENTRL_REWARD_KEY", "secret")
-        assert judged(ServedReward(url), "4")[0].parts["version"] == 1
+        monkeypatch.setenv("AGENTRL_REWARD_KEY", "secret\n")
+        assert version(ServedReward(url)) == 1
+        monkeypatch.setenv("AGENTRL_REWARD_KEY", "sécret")
+        with pytest.raises(ConfigError, match="AGENTRL_REWARD_KEY must be printable ASCII"):
+            ServedReward(url).status()
 
 
 BAD = {
@@ -210,10 +335,17 @@ BAD = {
     b'{"conversations": [5]}': "a list of messages",
     b'{"conversations": [["x"]]}': "a list of messages",
     b'{"conversations": [[{"role": "god", "content": "x"}]]}': "role='god' must be one of",
-    b'{"conversations": [[{"role": "user", "content": 5}]]}': "content=5 must be a text",
+    b'{"conversations": [[{"role": "user", "content": 5}]]}': "must be texts",
+    b'{"conversations": [[{"role": "user", "content": "x", "reasoning": 5}]]}': "must be texts",
+    b'{"conversations": [[{"role": "assistant", "content": "", "tool_calls": [{"name": "a",'
+    b' "arguments": [1]}]}]]}': "must be an object",
+    b'{"conversations": [[{"role": "user", "content": "x", "\\ud800": 1}]]}': "a list of messages",
     b'{"conversations": [[{"role": "user"}]]}': "a list of messages",
-    b'{"conversations": [[{"role": "user", "content": "x"}]], "version": true}': "version=True",
-    b'{"conversations": [[{"role": "user", "content": "x"}]], "version": 0}': "version=0",
+    b'{"conversations": [[{"role": "user", "content": "x"}]], "version": true}': "version must be",
+    b'{"conversations": [[{"role": "user", "content": "x"}]], "version": 0}': "version must be",
+    b'{"conversations": [[{"role": "user", "content": "x"}]], "version": 1' + b"0" * 400 + b"}": (
+        "version must be"
+    ),
 }
 
 
@@ -226,25 +358,33 @@ def test_what_is_no_request_is_a_sentence_and_the_server_lives_on(store):
         assert post(url, {"conversations": [ONE]})[0] == 200
 
 
-KEYS = ("conversations", "version", "role", "content", "tool_calls", "name")
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+ROLES = st.sampled_from(["user", "assistant", "tool", "system", "god"])
+MESSAGES = st.fixed_dictionaries(
+    {"role": ROLES, "content": st.text(max_size=5) | VALUES},
+    optional={"reasoning": VALUES, "name": VALUES, "tool_calls": st.lists(VALUES, max_size=2)},
+)
+BODIES = st.fixed_dictionaries(
+    {"conversations": st.lists(st.lists(MESSAGES, max_size=3), max_size=3)},
+    optional={"version": VALUES},
+)
 
 
-def inside(one):
-    """Lists and objects of values, with the names of a request among others."""
-    names = st.sampled_from(KEYS) | st.text(max_size=3)
-    return st.lists(one, max_size=3) | st.dictionaries(names, one, max_size=4)
-
-
-@given(st.recursive(VALUES, inside, max_leaves=12))
+@given(BODIES)
 def test_no_body_is_read_into_anything_but_messages(body):
+    roles = {"user", "assistant", "tool", "system"}
     try:
-        conversations, wanted = _read(body)
+        conversations, wanted = _read(copy.deepcopy(body))
     except reward_server.RequestRefused as refused:
         assert refused.status == 400
     else:
-        assert all(isinstance(m, Message) for one in conversations for m in one)
+        assert all(m["role"] in roles for one in body["conversations"] for m in one)
+        assert all(type(m.content) is str for one in conversations for m in one)
         assert wanted is None or wanted >= 1
+
+
+def test_a_good_body_is_read():
+    assert _read({"conversations": [ONE]}) == ([talk("hi", "yes")], None)
 
 
 def test_a_batch_of_too_many_bytes_is_cut_in_two_and_one_alone_is_not_judged(store, monkeypatch):
@@ -258,13 +398,50 @@ def test_a_batch_of_too_many_bytes_is_cut_in_two_and_one_alone_is_not_judged(sto
 def test_who_is_not_there_or_is_no_reward_server_is_named(store):
     with serving(store) as (url, _):
         pass
-    with pytest.raises(
-        VerifierError, match=r"the reward model at http://127.0.0.1:\d+ gave no answer"
-    ):
-        judged(ServedReward(url), "4")
-    for name in ("http://", "http://user@host", "http://host/path", "http://host:1@0"):
-        with pytest.raises(ConfigError, match="write http://HOST:PORT, and @3 behind it"):
+    forget_versions()
+    with pytest.raises(ConfigError, match=r"no reward model answers at http://127.0.0.1:\d+"):
+        ServedReward(url)
+    for name in ("http://", "http://user@host", "http://host/path", "http://host:1/v0"):
+        with pytest.raises(ConfigError, match="write http://HOST:PORT, or http://HOST:PORT/v3"):
             ServedReward(name)
+    with pytest.raises(ConfigError, match=r"write http://127\.0\.0\.1:8100"):
+        named_reward("127.0.0.1:8100")
+    with pytest.raises(ConfigError, match="is a store of reward models: serve it"):
+        named_reward(str(store.folder))
+
+
+def test_a_server_that_is_away_is_waited_for(store, monkeypatch):
+    with serving(store) as (url, _):
+        verifier = ServedReward(url)
+        before, port = judged(verifier, "4"), int(url.rpartition(":")[2])
+    with ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="waiting for it"):
+        asked = pool.submit(judged, verifier, "4")
+        time.sleep(2.5)
+        with serving(store, port=port):
+            assert asked.result(60)[0].value == pytest.approx(before[0].value)
+    monkeypatch.setattr(served_reward, "PATIENCE_S", 0.0)
+    with pytest.raises(ContractError, match=r"did not answer for 0 s .* --resume goes on"):
+        judged(verifier, "4")
+
+
+def test_a_server_that_is_slow_or_broken_is_never_the_agents_fault(store, monkeypatch):
+    with serving(store) as (url, _):
+        slow, broken = ServedReward(url, timeout_s=0.2), ServedReward(url)
+        monkeypatch.setattr(RewardServer, "score", _too_slow)
+        with pytest.raises(VerifierError) as late:
+            judged(slow, "4")
+        monkeypatch.setattr(RewardServer, "score", _fails)
+        with pytest.raises(VerifierError) as failed:
+            judged(broken, "4")
+    assert isinstance(late.value.__cause__, CERTAIN) and isinstance(failed.value.__cause__, CERTAIN)
+
+
+async def _too_slow(self, body):
+    await asyncio.sleep(1)
+
+
+async def _fails(self, body):
+    raise VerifierError("out of memory")
 
 
 def test_it_is_a_reward_of_chat_and_a_judge_of_stages_by_its_address(store):
