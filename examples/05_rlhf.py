@@ -1,5 +1,6 @@
 """From preferences to a policy: the stages of a recipe on a tiny model, by default those of
-`rlhf_recipe.toml`. Argument: another recipe, as `examples/ppo_rlhf.toml`.
+`rlhf_recipe.toml`. Argument: another recipe, as `examples/ppo_rlhf.toml`. Writes into the folder
+that it is run in, and wants one without a folder `run`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def polite(prompt: str, answer: str) -> float:
 
 
 if __name__ == "__main__":
+    from agentrl.errors import UserError
     from agentrl.trainers.models.tiny import build_model, build_tokenizer
     from agentrl.trainers.pipeline import run_offline
 
@@ -33,6 +35,9 @@ if __name__ == "__main__":
     texts = [f"<|im_start|>user\n{text}<|im_end|>\n" for row in rows for text in row.values()]
     build_model("base", build_tokenizer(texts, 280, map(chr, range(32, 127))), width=64, context=96)
     recipe = Path(sys.argv[1] if sys.argv[1:] else Path(__file__).with_name("rlhf_recipe.toml"))
-    found = run_offline(recipe, Path("run"), overrides=[f"card.judge={__file__}:polite"])
+    try:
+        found = run_offline(recipe, Path("run"), overrides=[f"card.judge={__file__}:polite"])
+    except UserError as error:
+        sys.exit(f"{error} (this script: run it in another folder)")
     for stage in found["stages"]:
         print(stage["name"], stage["card"].get("judge") or stage["after"]["accuracy"])

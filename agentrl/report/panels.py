@@ -78,6 +78,14 @@ PANELS = (
         (("thrown away", "refill/thrown_share"),),
         y_range=(0.0, 1.0),
     ),
+    Panel(
+        "Reward model behind an address",
+        "its version; share of scores beyond those of all pairs that it was checked on",
+        (
+            ("version", "reward/part/reward_model_version"),
+            ("beyond", "reward/part/reward_model_beyond"),
+        ),
+    ),
     Panel("Gradient norm", "before clipping", (("norm", "policy/grad_norm"),)),
     Panel("Loss", "of an offline stage, per step", (("loss", "train/loss"),)),
     Panel(

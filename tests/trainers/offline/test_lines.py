@@ -29,9 +29,9 @@ def test_labels_that_moved_alike_are_ties() -> None:
 
 
 def test_an_estimate_says_on_how_many_answers_it_stands() -> None:
-    assert card_lines({"kl": 0.25, "win_rate": 0.5, "answers": 4}) == [
+    assert card_lines({"kl": 0.25, "win_rate": 0.5, "answers": 4, "judged": 3}) == [
         "kl 0.250 (n=4)",
-        "win_rate 0.500 (n=4)",
+        "win_rate 0.500 (n=3)",
     ]
 
 

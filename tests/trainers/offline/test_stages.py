@@ -86,7 +86,7 @@ def test_a_reward_model_learns_them_and_serves_as_a_verifier(
     assert found["after"]["accuracy"] >= 0.95 and found["after"]["calibration"] < 0.3
     judge = RewardModel.load(found["model"])
     rows = [judge.encode((read["prompt"], read["said"])) for read in talks()]
-    yes, no = (judge._together(one) for one in judge._forward(rows))
+    yes, no = (judge.together(one) for one in judge._batches.forward(rows))
     assert yes > no
 
 
@@ -116,7 +116,7 @@ def test_a_reward_model_reads_at_its_end_what_it_read_in_training(world: Path) -
     with torch.no_grad():
         states = model.model(torch.tensor([row.chosen])).last_hidden_state
         at_end = model.score(states)[0, -1].item()
-    padded = judge._forward([row.chosen, (*row.chosen, 5, 6, 7)])[0][0]
+    padded = judge._batches.forward([row.chosen, (*row.chosen, 5, 6, 7)])[0][0]
     assert padded == pytest.approx(at_end, abs=1e-5)
 
 
@@ -203,7 +203,7 @@ def test_an_interrupted_stage_goes_on_and_ends_alike(
 
     with pytest.raises(KeyboardInterrupt):
         run_stage(settings, tmp_path / "cut", listen=stop)
-    with pytest.raises(ConfigError, match="continue it with --resume"):
+    with pytest.raises(ConfigError, match="go on with it by --resume"):
         run_stage(settings, tmp_path / "cut")
     again = run_stage(settings, tmp_path / "cut", resume=True)
     assert again["after"] == pytest.approx(whole["after"], abs=1e-6)
@@ -282,7 +282,7 @@ def test_the_program_runs_a_stage(
     found = last_json(capsys.readouterr().out)
     assert found["steps"] == 1 and Path(found["model"], "config.json").exists()
     assert app("train", config, "--out", tmp_path / "run") == 2
-    assert "continue it with --resume" in capsys.readouterr().err
+    assert "go on with it by --resume" in capsys.readouterr().err
     assert app("train", config, "--out", tmp_path / "b", "--set", "heads=3") == 2
     assert "it stands in a table: reward" in capsys.readouterr().err
     assert app("train", config, "--out", tmp_path / "b", "--plan") == 2
