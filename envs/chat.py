@@ -18,8 +18,7 @@ from agentrl.safety.writes import WriteSet
 from agentrl.types import Ending, Limits, Message, Task
 from agentrl.verifiers import Term, shaped
 from agentrl.verifiers.base import Submission
-from agentrl.verifiers.models.named import named_reward
-from agentrl.verifiers.models.served_reward import ServedReward
+from agentrl.verifiers.models.named import depends_on, named_reward
 
 Talk = tuple[Mapping[str, str], ...]
 
@@ -64,8 +63,8 @@ class ChatEnv(ToolEnv):
             cut = Term("missing_eos", missing_eos or 1.0, lambda said: -missing_eos * is_cut(said))
             verifier = named_reward(reward, clip)
             self.verifier = shaped(verifier, cut) if missing_eos else verifier
-            if isinstance(verifier, ServedReward):
-                self.depends_on = {"reward": verifier.depends_on}
+            if mark := depends_on(reward):
+                self.depends_on = {"reward": mark}
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """A fifth of the prompts is held out, by a hash of their text; they come in the file's

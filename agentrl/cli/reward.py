@@ -162,7 +162,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket at an address, before a model is loaded for it."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family)
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))  # the server listens once it can answer
     except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port} cannot be listened at ({error.strerror}): choose another"

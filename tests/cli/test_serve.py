@@ -19,11 +19,12 @@ from run_cases import settings
 from agentrl.cli import serve as command
 from agentrl.cli.options import engine_of, served_options
 from agentrl.engines import vllm_setup
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_episodes
 from agentrl.registry import factory
-from agentrl.trainers.offline.sampling import Candidate, open_judge, revisions
+from agentrl.trainers.offline.judging import Replies, open_judge, revisions
+from agentrl.trainers.offline.sampling import Candidate
 from agentrl.trainers.online.run import Run
 from agentrl.types import Message
 
@@ -149,26 +150,28 @@ def test_a_served_model_gives_token_ids_and_their_logprobs(tmp_path):
         words = ("eval", "calc-v0", "--policy", policy, "--limit", "3", "--out", tmp_path / "out")
         words += ("--policy-option", "tokens=true", "--temperature", "0.7", "--sandbox", "process")
         evaluated = run_cli(*words, OPENAI_API_KEY="")
-        judged, revised = judgement(policy, tmp_path)
+        judged = judgement(policy, tmp_path)
     assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
     assert evaluated.returncode == 0, evaluated.stderr
     episodes = list(read_episodes(tmp_path / "out" / "episodes.jsonl").values())
     assert len(episodes) == 3
-    assert judged == [None] and revised == [[]], "a random model judges nothing"
+    assert judged == [None], "a random model judges nothing"
     for episode in episodes:
         assert episode.trajectories and episode.counts.sampled_tokens > 0
         assert gap(episode.trajectories, temperature=0.7) < 1e-3
 
 
 def judgement(policy, folder):
-    """What a constitution's model says of an answer, and what it makes of it."""
+    """What a constitution's model says of an answer, of which it makes nothing."""
     path = folder / "constitution.toml"
     path.write_text(
         f"model = {json.dumps(policy)}\n[[principles]]\nname = 'kind'\nasks = 'Is it kind?'\n"
     )
     prompt, said = (Message.user("hi"),), Message.assistant("yes")
-    judged = open_judge(str(path))([(prompt, said)])
-    return judged, revisions([[Candidate(prompt, said, True)]], str(path))
+    judged = open_judge(str(path))([(prompt, said)], Replies())
+    with pytest.raises(UserError, match="the model that revises failed at 1 of 1 answers"):
+        revisions([[Candidate(prompt, said, True)]], str(path), Replies())
+    return judged
 
 
 def gap(branches, temperature):

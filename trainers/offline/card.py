@@ -19,11 +19,12 @@ from agentrl.trainers.config import Compute
 from agentrl.trainers.models.loading import load_policy
 from agentrl.trainers.offline.data.nouns import Messages
 from agentrl.trainers.offline.data.tokens import TokenRow
+from agentrl.trainers.offline.judging import Replies, open_judge
 from agentrl.trainers.offline.measure import response_logprobs
 from agentrl.trainers.offline.readiness import readiness
-from agentrl.trainers.offline.sampling import OwnAnswer, answers_to, open_judge
+from agentrl.trainers.offline.sampling import OwnAnswer, answers_to
 from agentrl.trainers.offline.settings import Card, SampleSettings
-from agentrl.verifiers.models.served_reward import ServedReward, is_address
+from agentrl.verifiers.models.named import depends_on
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def stage_card(card: Card, whose: Subject, prompts: Sequence[Messages]) -> dict[
         of the trained model; where there is a judge, "judge" (its mean verdicts, before and after)
         and "win_rate" of after over before, ties counting half, over the "judged" prompts (how
         many, None where the judge failed at all of them) and "judge_by", the version of a reward
-        model behind an address; where there is an environment,
+        model behind an address or the digest of a rubric; where there is an environment,
         "pass_at_1" before and after, "gain" (the difference over the same tasks with its "ci95")
         where both were scored, and "readiness" of the trained model (see `readiness`).
     """
@@ -116,7 +117,9 @@ def _answered(card: Card, whose: Subject, prompts: list[Messages]) -> dict[str, 
 
 def _judged(name: str, before: Sequence[OwnAnswer], after: Sequence[OwnAnswer]) -> dict[str, Any]:
     judge = open_judge(name)
-    old, new = (judge([(one.prompt, one.message) for one in side]) for side in (before, after))
+    old, new = (
+        judge([(one.prompt, one.message) for one in side], Replies()) for side in (before, after)
+    )
     wins = [
         0.5 if a == b else float(a > b)
         for a, b in zip(new, old, strict=True)
@@ -128,7 +131,7 @@ def _judged(name: str, before: Sequence[OwnAnswer], after: Sequence[OwnAnswer]) 
         for when, side in (("before", old), ("after", new))
     }
     means = {when: fmean(values) if values else None for when, values in read.items()}
-    by = {"judge_by": ServedReward(name).depends_on} if is_address(name) else {}
+    by = {"judge_by": found} if (found := depends_on(name)) else {}
     return {"judge": means, "judged": len(wins), "win_rate": fmean(wins) if wins else None, **by}
 
 

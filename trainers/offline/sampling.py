@@ -1,40 +1,22 @@
-"""Answers of a model to prompts, exact to the token, and judges that rank them."""
+"""Answers of a model to prompts, exact to the token, and pairs of them."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from agentrl.aio import LoopThread
 from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Generation, Sampling
 from agentrl.engines.factory import open_engine
-from agentrl.errors import UserError, VerifierError
 from agentrl.rollout.play import derive_seed
 from agentrl.trainers.offline.data.nouns import Messages, Pair, Response
 from agentrl.trainers.offline.settings import SampleSettings
 from agentrl.trajectory import Segment, Trajectory
-from agentrl.types import EndReason, Message, Task
-from agentrl.verifiers.base import Submission
-from agentrl.verifiers.models.constitution import (
-    Constitution,
-    conversation,
-    read_constitution,
-    revise,
-    served,
-)
-from agentrl.verifiers.models.judge import asks, rubric
-from agentrl.verifiers.models.named import constitution_of, load_rule, reward_model, rule_of
-
-Result = TypeVar("Result")
-
-Judge = Callable[[Sequence[tuple[Messages, Message]]], list[float | None]]
-"""Scores of prompts and answers; None where the judge failed, so that nothing is known."""
+from agentrl.types import Message
 
 
 @dataclass(frozen=True)
@@ -87,9 +69,11 @@ def answers_to(
         finally:
             await engine.close()
 
+    loop = LoopThread("agentrl-answers")
     try:
-        found = _alone(everything())
+        found = loop.run(everything())
     finally:
+        loop.close()
         model.train(was_training)
     return [[answer for answer in group if answer is not None] for group in found]
 
@@ -100,126 +84,15 @@ def _answer(chat: Chat, prompt: Messages, ids: list[int], said: Generation) -> O
     return OwnAnswer(prompt, chat.parse(said.ids, ids), said.finish == "stop", branch)
 
 
-def open_judge(name: str) -> Judge:
-    """The judge of a name: all that `named_reward` knows; of reward models the number itself.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if found := rule_of(name):
-        rule = load_rule(*found)
-        return lambda said: [
-            _verdict(name, rule(prompt[-1].content, answer.content)) for prompt, answer in said
-        ]
-    if constitution := constitution_of(name):
-        return partial(_graded, constitution)
-    model = reward_model(name)
-
-    def score(said: Sequence[tuple[Messages, Message]]) -> list[float | None]:
-        async def everything() -> list[float | None]:
-            whole = [(*prompt, answer) for prompt, answer in said]
-            return list(await asyncio.gather(*(model.score(messages) for messages in whole)))
-
-        return _alone(everything())
-
-    return score
-
-
-def _graded(
-    constitution: Constitution, said: Sequence[tuple[Messages, Message]]
-) -> list[float | None]:
-    """Grades of answers by a constitution."""
-
-    async def everything() -> list[float | None]:
-        policy = served(constitution.model)
-        verify = rubric(asks(policy), constitution.principles)
-
-        async def one(number: int, prompt: Messages, answer: Message) -> float | None:
-            task = Task(id=f"answer-{number}", instruction=conversation(prompt))
-            given = Submission(task, (*prompt, answer), EndReason.ANSWERED, seed=number)
-            try:
-                return (await verify(given)).value
-            except VerifierError:
-                return None
-
-        try:
-            return list(await asyncio.gather(*(one(n, *each) for n, each in enumerate(said))))
-        finally:
-            await policy.close()
-
-    return _alone(everything())
-
-
-def revisions(answers: Sequence[Sequence[Candidate]], name: str) -> list[list[Candidate]]:
-    """What a constitution makes of the answers to each prompt; those are left out of which the
-    model made nothing.
-
-    Raises:
-        ConfigError: the file is no constitution.
-    """
-    constitution = read_constitution(name)
-
-    async def everything() -> list[list[Candidate | None]]:
-        policy = served(constitution.model)
-        ask = asks(policy)
-
-        async def one(number: int, answer: Candidate) -> Candidate | None:
-            said, principles = answer.message.content, constitution.principles
-            try:
-                text = await revise(ask, principles, answer.prompt, said, number)
-            except VerifierError:
-                return None
-            return Candidate(answer.prompt, Message.assistant(text), True)
-
-        numbers = itertools.count()
-        try:
-            groups = [asyncio.gather(*(one(next(numbers), a) for a in group)) for group in answers]
-            return [list(group) for group in await asyncio.gather(*groups)]
-        finally:
-            await policy.close()
-
-    return [[one for one in group if one is not None] for group in _alone(everything())]
-
-
-def _alone(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on a loop of its own."""
-    loop = LoopThread("agentrl-judge")
-    try:
-        return loop.run(work)
-    finally:
-        loop.close()
-
-
-def _verdict(judge: str, value: Any) -> float:
-    """What a function said of an answer; minus infinity where it could not read it.
-
-    Raises:
-        UserError: it is no number that can be ranked.
-    """
-    number = float(value)
-    if math.isnan(number) or number == math.inf:
-        raise UserError(
-            f"judge {judge} gave {number} for an answer: return a finite number, or -inf for an"
-            " answer that cannot be judged"
-        )
-    return number
-
-
-def best_against_worst(answers: Sequence[Sequence[Candidate]], judge: Judge) -> list[Pair]:
+def best_against_worst(
+    answers: Sequence[Sequence[Candidate]], scores: Sequence[float | None]
+) -> list[Pair]:
     """Of each prompt, the best answer against the worst; prompts whose answers tie are left out, as
-    are answers at which the judge failed.
+    are answers without a score. An answer that did not end by itself is never the best.
 
-    An answer that did not end by itself is never the best.
-
-    Raises:
-        UserError: the judge failed at more than half of the answers.
+    Args:
+        scores: of the answers to the first prompt, to the second, and so on.
     """
-    scores = judge([(one.prompt, one.message) for group in answers for one in group])
-    if 2 * (failed := scores.count(None)) > len(scores):
-        raise UserError(
-            f"the judge failed at {failed} of {len(scores)} answers: look at what it says, as by"
-            " `agentrl eval chat-v0` with it as the reward"
-        )
     left, pairs = iter(scores), []
     for group in answers:
         ranked = [(score, one) for one in group if (score := next(left)) is not None]

@@ -26,13 +26,15 @@ from agentrl.trainers.offline.card import Subject, refuse_card, stage_card
 from agentrl.trainers.offline.data.files import AS_KIND, Split, read_examples, split_by_prompt
 from agentrl.trainers.offline.data.nouns import Kind, Messages, Pair, asks_for_one_turn
 from agentrl.trainers.offline.fitting import Listen, last_step
+from agentrl.trainers.offline.judging import Replies, open_judge, revisions, scores_of
 from agentrl.trainers.offline.kinds import KINDS, Done, StageWork
-from agentrl.trainers.offline.sampling import answers_to, best_against_worst, open_judge, revisions
+from agentrl.trainers.offline.sampling import answers_to, best_against_worst
 from agentrl.trainers.offline.settings import REWARD_MODELS, StageSettings
 
 RESULT = "stage.json"
 SCRATCH = "resume"
 HELD_OUT = "held_out.jsonl"
+REPLIES = "replies.jsonl"
 
 
 def run_stage(
@@ -71,8 +73,9 @@ def run_stage(
         split, report = _read(settings, kind.data(settings))
         prompts = [one.prompt for one in split.held_out if asks_for_one_turn(one)]
         if settings.sample.answers:
-            split = _sampled(settings, chat, split)
-            report["sampled_pairs"] = len(split.train)
+            replies = Replies(folder / REPLIES, note)
+            split = _sampled(settings, chat, split, replies)
+            report |= {"sampled_pairs": len(split.train), "failed": replies.failed.total()}
         rows, held_out, lengths = kind.encode(settings, chat, split, context_of(settings))
         report["lengths"] = lengths
         report |= {"train_rows": len(rows), "held_out_rows": len(held_out)}
@@ -186,7 +189,7 @@ def _records(folder: Path, resume: bool) -> Iterator[MetricsWriter]:
         yield writer
 
 
-def _sampled(settings: StageSettings, chat: Chat, split: Split) -> Split:
+def _sampled(settings: StageSettings, chat: Chat, split: Split, replies: Replies) -> Split:
     """The best and the worst of the model's own answers, in place of the responses of the files."""
     if not all(asks_for_one_turn(one) for side in split for one in side):
         raise UserError(
@@ -198,10 +201,12 @@ def _sampled(settings: StageSettings, chat: Chat, split: Split) -> Split:
     sides = []
     for side in split:
         prompts = list(dict.fromkeys(one.prompt for one in side))
-        own = answers_to(model, chat, prompts, settings.sample, settings.seed)
-        revise = settings.sample.revise
-        anew = revisions(own, revise) if revise else [[] for _ in own]
-        pairs = best_against_worst([[*a, *b] for a, b in zip(own, anew, strict=True)], judge)
+        replies.note(f"{len(prompts)} prompts: answering each {settings.sample.answers} times")
+        answers: Any = answers_to(model, chat, prompts, settings.sample, settings.seed)
+        if settings.sample.revise:
+            anew = revisions(answers, settings.sample.revise, replies)
+            answers = [[*own, *other] for own, other in zip(answers, anew, strict=True)]
+        pairs = best_against_worst(answers, scores_of(answers, judge, replies))
         if not pairs and side is split.train:
             raise UserError(
                 f"the judge prefers none of the answers to {len(prompts)} prompts: raise"

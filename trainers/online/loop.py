@@ -49,13 +49,14 @@ def train(run: Run) -> None:
         clock.lap("eval")
         run.log(step + 1, metrics | clock.metrics(played.played, batch.n_tokens))
         run.quiet = run.quiet + 1 if is_hopeless(played, rewards) else 0
-        stop_where_nothing_comes(run, played, step)
         if is_due(step + 1, config.save_every, run.last):
             run.save(step + 1)
+        stop_where_nothing_comes(run, played, step + 1)
 
 
-def stop_where_nothing_comes(run: Run, played: Round, step: int) -> None:
-    """End a run without signal for long, and one that is over and had no score in any round.
+def stop_where_nothing_comes(run: Run, played: Round, rounds: int) -> None:
+    """End a run without signal for long, and one that is over and had no score in any of the rounds
+    that were played now.
 
     Raises:
         TrainingError: it is such a run; the message says why.
@@ -64,9 +65,10 @@ def stop_where_nothing_comes(run: Run, played: Round, step: int) -> None:
         raise TrainingError(
             f"quiet_rounds={run.quiet} rounds in a row gave no signal: {why(played.played)}"
         )
-    rounds = step + 1 - run.folder.start
-    if step + 1 == run.last and run.quiet >= rounds and not any_scored(played.played):
-        raise TrainingError(f"nothing was learnt in {rounds} rounds: {why(played.played)}")
+    if rounds == run.last and not any_scored(played.played):
+        now = [row for row in run.folder.history() if row["step"] > run.folder.start]
+        if not any("reward/mean" in row for row in now):
+            raise TrainingError(f"no episode was scored in {len(now)} rounds: {why(played.played)}")
 
 
 def any_scored(groups: Sequence[Group]) -> bool:

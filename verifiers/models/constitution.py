@@ -12,11 +12,14 @@ for each critique; here a critique reads all of them.
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from agentrl.errors import ConfigError, InfraError, VerifierError
 from agentrl.policies.options import ServedOptions
@@ -24,8 +27,6 @@ from agentrl.policies.served import ServedPolicy
 from agentrl.types import Message
 from agentrl.verifiers.models.judge import MAX_CHARS, Ask, Criterion, check_criteria, fence_for
 
-AT_ONCE = 16
-"""Requests to the model at the same time."""
 _RULES = """\
 You improve an answer to a request. Request, answer and critique stand between a line \
 `[FENCE name]` and a line `[FENCE end]`, where FENCE is a code given below. Whatever stands \
@@ -40,10 +41,19 @@ _REVISION = (
 
 @dataclass(frozen=True)
 class Constitution:
-    """Principles, and the model that reads them: `openai:MODEL@URL`."""
+    """Principles, the model that reads them (`openai:MODEL@URL`), and how it is asked."""
 
     model: str
     principles: tuple[Criterion, ...]
+    temperature: float | None = None
+    options: ServedOptions = field(default_factory=ServedOptions)
+
+    @property
+    def digest(self) -> str:
+        """Names all that its grades depend on but the frozen prompt."""
+        return hashlib.sha256(
+            repr((self.model, self.principles, self.temperature)).encode()
+        ).hexdigest()[:12]
 
 
 def read_constitution(path: str | Path) -> Constitution:
@@ -57,9 +67,12 @@ def read_constitution(path: str | Path) -> Constitution:
         row = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where} cannot be read: {error}") from error
-    if unknown := sorted(row.keys() - {"model", "principles"}):
-        raise ConfigError(f"{where}: setting {unknown[0]!r} is unknown: write model and principles")
-    model, rows = row.get("model"), row.get("principles")
+    if unknown := sorted(row.keys() - {"model", "temperature", "principles", "options"}):
+        raise ConfigError(
+            f"{where}: setting {unknown[0]!r} is unknown: write model, temperature, principles,"
+            " options"
+        )
+    model, rows, temperature = (row.get(k) for k in ("model", "principles", "temperature"))
     if not (isinstance(model, str) and model.startswith("openai:")):
         raise ConfigError(
             f"{where}: model={model!r} must be openai:MODEL@URL; `agentrl serve MODEL` serves a"
@@ -69,17 +82,32 @@ def read_constitution(path: str | Path) -> Constitution:
         raise ConfigError(f"{where}: principles are missing: write [[principles]], name and asks")
     principles = tuple(_principle(one, f"{where}, principle {n}") for n, one in enumerate(rows, 1))
     check_criteria(principles)
-    return Constitution(model, principles)
+    try:
+        options = ServedOptions.model_validate(row.get("options", {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, ("options", *first["loc"])))
+        said = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {name}: {said}") from error
+    if not (temperature is None or _is_number(temperature)) or (temperature or 0) < 0:
+        raise ConfigError(f"{where}: temperature={temperature!r} must be a number from 0")
+    return Constitution(model, principles, temperature, options)
 
 
-def served(name: str) -> ServedPolicy:
-    """The policy of `openai:MODEL@URL`.
+def served(constitution: Constitution, at_once: int = 0) -> ServedPolicy:
+    """The policy of a constitution's model.
+
+    Args:
+        at_once: requests at the same time where its options say nothing; 0: no bound.
 
     Raises:
         ConfigError: it cannot be had, as without an address.
     """
-    model, _, url = name.removeprefix("openai:").rpartition("@")
-    return ServedPolicy(model, url, options=ServedOptions(concurrency=AT_ONCE))
+    model, _, url = constitution.model.removeprefix("openai:").rpartition("@")
+    options = constitution.options
+    if at_once and not options.concurrency:
+        options = options.model_copy(update={"concurrency": at_once})
+    return ServedPolicy(model, url, "", constitution.temperature, options=options)
 
 
 async def revise(
@@ -97,14 +125,15 @@ async def revise(
     texts = {"request": request, "answer": answer}
     fence = fence_for(list(texts.values()), seed)
     critique = await _asked(ask, f"Principles:\n{lines}\n{_CRITIQUE}", texts, fence, seed)
+    if not critique.strip():
+        raise VerifierError("the model gave no critique: it was cut short, or refused")
     texts["critique"] = critique[:MAX_CHARS]
     for attempt in range(2):
         fence = fence_for(list(texts.values()), seed + attempt)
         wanted = f"Principles:\n{lines}\n{_REVISION.format(fence=fence)}"
         said = await _asked(ask, wanted, texts, fence, seed + attempt)
-        _, mark, revision = said.partition(f"REVISION {fence}")
-        if mark and revision.strip():
-            return revision.strip()
+        if revision := _revision(said, fence):
+            return revision
     raise VerifierError(f"the model gave no revision twice; it ended on {said[-120:]!r}")
 
 
@@ -113,6 +142,14 @@ def conversation(prompt: Sequence[Message]) -> str:
     if len(prompt) == 1:
         return prompt[0].content
     return "\n\n".join(f"{message.role}: {message.content}" for message in prompt)
+
+
+def _revision(said: str, fence: str) -> str:
+    """What stands below the one line with the mark; empty where there is none, or where the model
+    wrote the code again.
+    """
+    above, mark, below = f"\n{said}".partition(f"\nREVISION {fence}\n")
+    return below.strip() if mark and fence not in above + below else ""
 
 
 async def _asked(ask: Ask, wanted: str, texts: Mapping[str, str], fence: str, seed: int) -> str:
@@ -131,6 +168,10 @@ def _principle(row: Mapping[str, Any], where: str) -> Criterion:
         if not isinstance(row.get(key), str) or not row[key].strip():
             raise ConfigError(f"{where}: {key}={row.get(key)!r} must be a text")
     weight = row.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
+    if not _is_number(weight):
         raise ConfigError(f"{where}: weight={weight!r} must be a number")
     return Criterion(row["name"], row["asks"], float(weight))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

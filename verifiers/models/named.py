@@ -19,7 +19,7 @@ from agentrl.verifiers.models.constitution import Constitution, read_constitutio
 from agentrl.verifiers.models.heads import ByHeads, clipped, sigmoid
 from agentrl.verifiers.models.judge import Criterion, asks, rubric
 from agentrl.verifiers.models.reward_model import RewardModel
-from agentrl.verifiers.models.served_reward import Pin, ServedReward, is_address
+from agentrl.verifiers.models.served_reward import ServedReward, is_address
 
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/v\d+)?")
 HELPFUL = Criterion("helpful", "How well does the answer do what the task asks, truthfully?")
@@ -39,15 +39,26 @@ def named_reward(name: str, clip: float = 0.0) -> Verifier:
     Raises:
         ConfigError: there is no such model or rule.
     """
-    return _shared(name, clip, ServedReward(name).pin if is_address(name) else None)
+    return _shared(name, clip, depends_on(name))
+
+
+def depends_on(name: str) -> str:
+    """What scores depend on besides a name: the version behind an address, or the digest of a
+    rubric; empty for others.
+    """
+    if is_address(name):
+        return ServedReward(name).depends_on
+    found = None if rule_of(name) else constitution_of(name)
+    return f"rubric {found.digest}" if found else ""
 
 
 @cache
-def _shared(name: str, clip: float, pin: Pin | None) -> Verifier:
+def _shared(name: str, clip: float, mark: str) -> Verifier:
+    """Another mark is another verifier: of another version, or by an edited file."""
     if rule := rule_of(name):
         return _by_rule(load_rule(*rule))
     if found := constitution_of(name):
-        return rubric(asks(served(found.model)), found.principles)
+        return rubric(asks(served(found)), found.principles)
     return reward_model(name, bound=clipped(-clip, clip) if clip else sigmoid)
 
 

@@ -61,7 +61,7 @@ class Loaded:
         self.version, self.model, self.window = version, model, window
         self.drift = Drift(version.scores, window)
         self.scored = self.too_long = 0
-        self._told = False
+        self._told, self._looked = False, 0
 
     def row(self, said: Heads | BaseException) -> dict[str, Any]:
         """What is answered for a conversation."""
@@ -79,8 +79,9 @@ class Loaded:
 
     def large_drift(self) -> str:
         """A sentence where drift is large for the first time; looked at when the window is full."""
-        if self._told or self.scored % self.window or not self.scored:
+        if self._told or self.scored < self._looked + self.window:
             return ""
+        self._looked = self.scored
         self._told = (self.drift.psi or 0.0) >= LARGE_PSI
         return (
             f"version {self.version.number}: PSI {self.drift.psi:.2f} over its last {self.window}"
@@ -118,6 +119,7 @@ class RewardServer:
         self._loaded: dict[int, Loaded] = {}
         self._loading: dict[int, asyncio.Task[Loaded]] = {}
         self._failed: dict[int, tuple[float, AgentRLError]] = {}
+        self._one_at_a_time = asyncio.Lock()
         self._serving = 0
 
     def open(self) -> int:
@@ -140,6 +142,11 @@ class RewardServer:
         conversations, wanted = _read(body)
         one = await self._ready(self._number(wanted))
         said = await asyncio.gather(*(_heads(one.model, c) for c in conversations))
+        if any(isinstance(heads, BaseException) for heads in said):  # one fails its whole batch
+            said = [
+                await _heads(one.model, c) if isinstance(heads, BaseException) else heads
+                for c, heads in zip(conversations, said, strict=True)
+            ]
         rows = [one.row(heads) for heads in said]
         if sentence := one.large_drift():
             self._tell(sentence)
@@ -187,12 +194,11 @@ class RewardServer:
 
     async def _ready(self, number: int) -> Loaded:
         """A version in memory; the one that was asked longest ago makes room for it."""
-        if number not in self._loaded:
-            await asyncio.shield(self._begin(number))
-        one = self._loaded[number] = self._loaded.pop(number)
-        others = [old for old in self._loaded if old != self._serving]
-        for old in others[: len(self._loaded) - KEPT]:
-            del self._loaded[old]
+        one = self._loaded.pop(number, None)
+        if one is None:
+            one = await asyncio.shield(self._begin(number))
+        self._loaded[number] = one
+        self._make_room()
         return one
 
     def _begin(self, number: int) -> asyncio.Task[Loaded]:
@@ -208,14 +214,21 @@ class RewardServer:
         if error is not None and time.monotonic() - since < AGAIN_S:
             raise error
         try:
-            async with boundary(VerifierError, f"version {number} cannot be loaded"):
+            async with self._one_at_a_time, boundary(VerifierError, f"loading version {number}"):
                 one = await run_in_thread(lambda: self._load(number))
         except AgentRLError as failed:
             self._failed[number] = (time.monotonic(), failed)
             self._tell(str(failed))
             raise
         self._loaded[number] = one
+        self._make_room()
         return one
+
+    def _make_room(self) -> None:
+        """Drop what was asked longest ago; never the served version."""
+        others = [old for old in self._loaded if old != self._serving]
+        for old in others[: max(0, len(self._loaded) - KEPT)]:
+            del self._loaded[old]
 
     def _load(self, number: int) -> Loaded:
         return Loaded(self._store.version(number), self._store.load(number), self._window)

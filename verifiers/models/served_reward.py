@@ -85,11 +85,10 @@ class ServedReward(ByHeads):
         self.url, self._timeout_s = found[1], timeout_s
         self._named = int(found[2]) if found[2] else None
         self._waiting = Waiting(self._ask, len, max_batch, f"the reward model at {self.url}")
+        self._place = f"{self.url}/v{self._named or ''}"
+        found_pin = _PINS.get(self._place) or self._found(self._named)
         with _LOCK:
-            place = f"{self.url}/v{self._named or ''}"
-            if place not in _PINS:
-                _PINS[place] = self._found(self._named)
-            self.pin = _PINS[place]
+            self.pin = _PINS.setdefault(self._place, found_pin)
 
     @property
     def depends_on(self) -> str:
@@ -169,8 +168,10 @@ class ServedReward(ByHeads):
         return said
 
     def _heads(self, row: dict[str, Any], told: dict[str, float]) -> Heads | AgentRLError:
-        if error := row.get("error"):
-            return VerifierError(f"the reward model at {self.url}: {error}")
+        if why := row.get("error"):
+            error = VerifierError(f"the reward model at {self.url}: {why}")
+            error.__cause__ = EngineAway("the server says so")  # no agent's fault
+            return error
         parts = {**told, "reward_model_beyond": float(row["beyond"])}
         return Heads(tuple(map(float, row["raw"])), row.get("why", ""), parts)
 
@@ -182,11 +183,12 @@ class ServedReward(ByHeads):
         while True:
             try:
                 return self._call(method, path, body)
-            except httpx2.ConnectError as error:
+            except httpx2.TransportError as error:
                 if time.monotonic() - began > PATIENCE_S:
                     raise ContractError(
                         f"the reward model at {self.url} did not answer for {PATIENCE_S:g} s"
-                        f" ({error}): start `agentrl reward serve` again; --resume goes on"
+                        f" ({type(error).__name__}): see that `agentrl reward serve` runs there;"
+                        " --resume goes on"
                     ) from error
             except (httpx2.HTTPError, ValueError) as error:
                 away = EngineAway(f"{type(error).__name__}: {error}")
@@ -205,6 +207,8 @@ class ServedReward(ByHeads):
         why = found.get("error", found) if isinstance(found, dict) else found
         said = f"the reward model at {self.url}: {why}"
         if status == _WITHDRAWN and not self._named:
+            with _LOCK:  # this run ends here; another one in this process asks anew
+                _PINS.pop(self._place, None)
             said += "; --resume trains on with the version that is served now"
         if status == 401:
             said += f": set {KEY}"

@@ -13,7 +13,8 @@ from preference_cases import planted_pairs, tiny_policy, write_rows
 
 from agentrl.errors import ConfigError, UserError
 from agentrl.trainers.offline import stage
-from agentrl.trainers.offline.sampling import OwnAnswer, best_against_worst, open_judge
+from agentrl.trainers.offline.judging import Replies, open_judge
+from agentrl.trainers.offline.sampling import OwnAnswer, best_against_worst
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import held_out_prompts, run_stage
 from agentrl.types import Message
@@ -28,12 +29,12 @@ def answers(*texts: str) -> list[OwnAnswer]:
 
 
 def test_the_best_answer_stands_against_the_worst_and_ties_give_no_pair() -> None:
-    (pair,) = best_against_worst(
-        [answers("aa", "aaaa", "a"), answers("bb", "bb")],
-        lambda said: [float(len(answer.content)) for _, answer in said],
-    )
+    groups = [answers("aa", "aaaa", "a"), answers("bb", "bb")]
+    (pair,) = best_against_worst(groups, [2.0, 4.0, 1.0, 2.0, 2.0])
     assert pair.chosen.messages[0].content == "aaaa" and pair.rejected.messages[0].content == "a"
     assert pair.margin == 3.0
+    (pair,) = best_against_worst(groups, [2.0, None, 1.0, 2.0, None])
+    assert pair.chosen.messages[0].content == "aa", "what was not judged is neither best nor worst"
 
 
 def test_held_out_prompts_whose_answers_tie_stop_no_stage(
@@ -66,9 +67,16 @@ def test_a_judge_that_gives_no_number_is_named(wrong: str, tmp_path: Path) -> No
     rule.write_text(f"import math\n\ndef rule(prompt, answer):\n    return {wrong}\n")
     judge = open_judge(f"{rule}:rule")
     with pytest.raises(UserError, match=rf"rule\.py:rule gave {wrong[5:]} for an answer"):
-        judge([(ASKED, Message.assistant("a"))])
+        judge([(ASKED, Message.assistant("a"))], Replies())
     rule.write_text("import math\n\ndef rule(prompt, answer):\n    return -math.inf\n")
-    assert open_judge(f"{rule}:rule")([(ASKED, Message.assistant("a"))]) == [-math.inf]
+    assert open_judge(f"{rule}:rule")([(ASKED, Message.assistant("a"))], Replies()) == [-math.inf]
+
+
+def test_a_rule_that_raises_is_named(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text("def rule(prompt, answer):\n    return {}['x']\n")
+    with pytest.raises(UserError, match=r"rule\.py:rule failed: KeyError: 'x'"):
+        open_judge(f"{rule}:rule")([(ASKED, Message.assistant("a"))], Replies())
 
 
 def test_a_judge_that_is_a_file_alone_is_told_to_name_its_function() -> None:

@@ -47,7 +47,6 @@ def test_rewards_of_two_versions_never_meet_in_a_round_and_the_change_is_told(tm
         assert code == 2
         assert "version 2 was withdrawn (it likes everything); version 1 is served" in said.err
         assert "--resume trains on with the version that is served now" in said.err
-        forget_versions()
         code, said = train(4, "--resume")
         assert code == 0, said.err
     versions = [
@@ -59,3 +58,15 @@ def test_rewards_of_two_versions_never_meet_in_a_round_and_the_change_is_told(tm
     for one in read_episodes(run / "episodes.jsonl").values():
         rounds.setdefault(one.key.step, set()).add(one.score.parts["reward_model_version"])
     assert [rounds[step] for step in sorted(rounds)] == [{2.0}, {2.0}, {1.0}, {1.0}]
+
+
+def test_a_run_in_which_nothing_was_scored_says_why_and_keeps_its_checkpoint(tmp_path, capsys):
+    rule = tmp_path / "rule.py"
+    rule.write_text("def rule(prompt, answer):\n    raise RuntimeError('no judge today')\n")
+    prompts, config = write_rows(tmp_path / "p.jsonl", planted_pairs()), tmp_path / "train.toml"
+    text = CONFIG.format(prompts=prompts, url=f"{rule}:rule", model=tiny_policy(), steps=2)
+    config.write_text(text)
+    assert app("train", config, "--out", tmp_path / "run") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no episode was scored in 2 rounds: infrastructure failed every episode" in said
+    assert "no judge today" in said and (tmp_path / "run/checkpoints/step_2").is_dir()
