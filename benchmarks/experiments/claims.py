@@ -259,9 +259,8 @@ def main() -> None:
     if not given.table:
         for seed, start in product(given.seeds.split(","), starts):
             for claim, arm in ((one, arm) for one in claims.values() for arm in one.arms):
-                is_there = play(
-                    given.folder, claim.job(arm, start, int(seed)), given.rounds or claim.rounds
-                )
+                job, rounds = claim.job(arm, start, int(seed)), given.rounds or claim.rounds
+                is_there = play(given.folder, job, rounds)
                 there = "there" if is_there else "another process is at it"
                 print(f"{arm.name} start {start} seed {seed}: {there}", flush=True)
     found = [one for one in results(given.folder) if one.job.arm and one.job.start in starts]
