@@ -47,14 +47,16 @@ def judge(folder: Path) -> str:
 
 def arms(model: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """Name -> recipe and what is changed in it."""
-    progress = {"process_rewards": {"progress": model}}
+
+    def progress(gamma: float) -> dict[str, Any]:
+        loss = {"gamma": gamma, "turn_weights": {"progress": 1.0}}
+        return {"process_rewards": {"progress": model}, "loss": loss}
+
     return {
         "grpo": ("grpo", {}),
         "turn_grpo": ("turn_grpo", {}),
-        "turn_grpo, progress": (
-            "turn_grpo",
-            progress | {"loss": {"gamma": 0.0, "turn_weights": {"progress": 1.0}}},
-        ),
+        "turn_grpo, progress": ("turn_grpo", progress(1.0)),
+        "turn_grpo, progress, gamma 0": ("turn_grpo", progress(0.0)),
     }
 
 

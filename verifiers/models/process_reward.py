@@ -165,9 +165,10 @@ def progress_of(chances: Sequence[float]) -> list[float]:
     """Φ(s') - Φ(s) of each turn: shaping by a potential, which leaves the best policy the best.
 
     Ng, Harada and Russell 1999, "Policy invariance under reward transformations". Φ is the chance,
-    and 0 at the start and after the last turn, whose outcome is the episode's own reward. With
-    credit that looks at a turn alone (`turn_grpo` with `gamma = 0`) it is Φ(s') - Φ(s) + r, the
-    advantage of one step.
+    and 0 at the start and after the last turn, whose outcome is the episode's own reward. From
+    a turn on (`turn_grpo` with `gamma = 1`) it sums to r - Φ(s): the chance is a baseline. Looked
+    at alone (`gamma = 0`) it is Φ(s') - Φ(s) + r, the advantage of one step, which is only as good
+    as Φ: a policy that finds states whose Φ is too high is paid for going there.
     """
     inner = list(chances[:-1])
     after, before = ([*inner, 0.0], [0.0, *inner]) if chances else ([], [])
