@@ -81,6 +81,17 @@ class LoopThread:
                 self._loop.close()
 
 
+def run_alone(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on a loop of its own and wait for it, also where a loop is running already,
+    as in a notebook.
+    """
+    loop = LoopThread("agentrl-alone")
+    try:
+        return loop.run(work)
+    finally:
+        loop.close()
+
+
 async def _cancel_all() -> None:
     """Cancel every other task of this loop and wait until all of them have cleaned up."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

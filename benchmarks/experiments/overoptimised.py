@@ -287,7 +287,7 @@ def best_of_n(folder: Path, seed: int) -> list[dict[str, float]]:
     ranked = [said[at].message.content for at in order]
     values, total = [gold(text) for text in ranked], len(said)
     rows = []
-    for n in [2**power for power in range(12)]:
+    for n in (2**power for power in range(12)):
         # The i-th lowest of all is the best of n with the chance C(i, n - 1) / C(total, n).
         logs = [
             math.lgamma(i + 1) - math.lgamma(i - n + 2) - math.lgamma(n) - _log_comb(total, n)
@@ -295,13 +295,8 @@ def best_of_n(folder: Path, seed: int) -> list[dict[str, float]]:
             else -math.inf
             for i in range(total)
         ]
-        rows.append(
-            {
-                "n": n,
-                "kl": math.log(n) - (n - 1) / n,
-                "gold": math.fsum(math.exp(w) * v for w, v in zip(logs, values, strict=True)),
-            }
-        )
+        expected = math.fsum(math.exp(w) * v for w, v in zip(logs, values, strict=True))
+        rows.append({"n": n, "kl": math.log(n) - (n - 1) / n, "gold": expected})
     return rows
 
 

@@ -128,6 +128,7 @@ def syntax_error(tmp_path):
         (["train", "--from-trl", "/no/such.json"], "--from-trl /no/such.json does not exist"),
         (["train", ("{}", mine_file), "--from-trl", "/no/such.json"], "mine.py exists"),
         (["recipes", "grpoo"], "there is no recipe 'grpoo'; did you mean 'grpo'?"),
+        (["recipes", "gpro"], "did you mean 'grpo'?"),
         (["check", "hf:"], "the name of the model is empty"),
         (["check", "hf:m", "--parser", "hermess"], "did you mean 'hermes'?"),
         (["eval", "calc-v0", "--limit", "0"], "say how many, as in --limit 100"),

@@ -31,6 +31,8 @@ def rows(**columns):
         ({"policy/kl": lambda s: 0.01 + 0.4 * (s == 12)}, "KL to the sampler rose to 0.41 nats per token at step 12"),
         ({"policy/ref_kl": lambda s: 0.02 + 2 * (s > 15)}, "KL to the reference rose to 2.02 nats"),
         ({"pass/train": lambda s: 0.9, "eval/pass_at_1": lambda s: 0.5}, "90% of the last training episodes before step 19 pass and 50% of"),
+        ({"reward/part/reward_model_beyond": lambda s: 0.3 * (s == 7)}, "30% of the reward model's scores at step 7 lie beyond"),
+        ({"reward/part/reward_model_version": lambda s: 1 + (s > 3) + (s > 9)}, "version changed from 2 to 3 at step 10"),
     ],
 )  # fmt: skip
 def test_warning_signs(columns, says):
@@ -98,3 +100,15 @@ def test_signs_say_what_was_looked_at_and_what_could_not_be_judged():
             "Not judged"
         )[0]
     )
+
+
+def test_a_step_in_reward_where_the_reward_model_changed_is_no_trick():
+    steps = {"reward/mean": lambda s: 0.9 * (s > 8)}
+    version = {"reward/part/reward_model_version": lambda s: 1.0 + (s > 8)}
+    assert "reward_jump" in alarms(rows(**steps))
+    assert set(alarms(rows(**steps, **version))) == {"version"}
+
+
+def test_means_over_two_reward_models_are_no_versions():
+    mixed = {"reward/part/reward_model_version": lambda s: 1.4 + 0.1 * (s % 2)}
+    assert "version" not in alarms(rows(**mixed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from helpers import tiny_model_folder, wait_for
 from preference_cases import planted_pairs
 
 from agentrl.engines.loading import load_tokenizer
+from agentrl.trainers.offline.data.nouns import Pair
 from agentrl.types import Message
 from agentrl.verifiers.models.reward_server import RewardServer, application
 from agentrl.verifiers.models.reward_store import Ranked, RewardStore
@@ -33,6 +34,14 @@ def reward_folder(out: Path, seed: int) -> str:
 def talk(prompt: str, answer: str) -> tuple[Message, ...]:
     """A prompt and its answer."""
     return (Message.user(prompt), Message.assistant(answer))
+
+
+def ranked(pairs: Iterable[Pair]) -> list[Ranked]:
+    """Preferences as whole conversations."""
+    return [
+        Ranked(one.prompt + one.chosen.messages, one.prompt + one.rejected.messages)
+        for one in pairs
+    ]
 
 
 def ranked_pairs() -> list[Ranked]:

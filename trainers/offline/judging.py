@@ -7,14 +7,14 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from agentrl.aio import LoopThread
+from agentrl.aio import run_alone
 from agentrl.errors import UserError, VerifierError
 from agentrl.records.files import RowWriter, read_plain_rows
 from agentrl.trainers.offline.data.nouns import Messages
@@ -32,7 +32,6 @@ from agentrl.verifiers.models.judge import Ask, asks, rubric
 from agentrl.verifiers.models.named import constitution_of, load_rule, reward_model, rule_of
 
 Said = Sequence[tuple[Messages, Message]]
-Result = TypeVar("Result")
 AT_ONCE = 16
 """Requests to a served model at the same time."""
 TOLD_EVERY = 200
@@ -109,7 +108,7 @@ def open_judge(name: str) -> Judge:
         async def everything() -> list[float | None]:
             return list(await asyncio.gather(*(one((*prompt, answer)) for prompt, answer in said)))
 
-        return _alone(everything())
+        return run_alone(everything())
 
     return score
 
@@ -155,7 +154,7 @@ def revisions(
             await policy.close()
 
     with replies.of(policy.name, asks(policy)) as ask:
-        found = _alone(everything())
+        found = run_alone(everything())
     asked = sum(map(len, found))
     _refuse_half("model that revises", sum(group.count(None) for group in found), asked, replies)
     return [[one for one in group if one is not None] for group in found]
@@ -207,19 +206,10 @@ def _by_constitution(
             await policy.close()
 
     with replies.of(policy.name, asks(policy)) as ask:
-        return _alone(everything())
+        return run_alone(everything())
 
 
 def _refuse_half(who: str, failed: int, count: int, replies: Replies) -> None:
     if 2 * failed > count:
         why = replies.failed.most_common(1)[0][0]
         raise UserError(f"the {who} failed at {failed} of {count} answers: {why[:300]}")
-
-
-def _alone(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on a loop of its own."""
-    loop = LoopThread("agentrl-judge")
-    try:
-        return loop.run(work)
-    finally:
-        loop.close()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.aio import LoopThread
+from agentrl.aio import run_alone
 from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Generation, Sampling
 from agentrl.engines.factory import open_engine
@@ -69,11 +69,9 @@ def answers_to(
         finally:
             await engine.close()
 
-    loop = LoopThread("agentrl-answers")
     try:
-        found = loop.run(everything())
+        found = run_alone(everything())
     finally:
-        loop.close()
         model.train(was_training)
     return [[answer for answer in group if answer is not None] for group in found]
 

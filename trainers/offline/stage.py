@@ -136,8 +136,9 @@ def _keep_held_out(path: Path, pairs: Sequence[Pair]) -> None:
         for one in pairs
         if len(one.chosen.messages) == len(one.rejected.messages) == 1
     ]
-    lines = "".join(json.dumps(redactor().row(row)) + "\n" for row in rows)
-    write_bytes_atomic(path, lines.encode())
+    if rows:
+        lines = "".join(json.dumps(redactor().row(row)) + "\n" for row in rows)
+        write_bytes_atomic(path, lines.encode())
 
 
 def _read(settings: StageSettings, kind: Kind) -> tuple[Split, dict[str, Any]]:

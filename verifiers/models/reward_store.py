@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from agentrl.aio import run_alone
 from agentrl.errors import ConfigError
 from agentrl.records.files import RowWriter, read_plain_rows, write_json_atomic
 from agentrl.records.owner import owned
@@ -309,7 +310,7 @@ def score_pairs(model: ByHeads, pairs: Sequence[Ranked]) -> list[float]:
         both = [one for pair in pairs for one in pair]
         return list(await asyncio.gather(*(model.score(one) for one in both)))
 
-    scores = asyncio.run(everything())
+    scores = run_alone(everything())
     if strange := [score for score in scores if not math.isfinite(score)]:
         raise ConfigError(
             f"the model gives {len(strange)} of {len(scores)} conversations of the pairs no finite"

@@ -9,15 +9,18 @@ import pytest
 import torch
 from helpers import last_json
 from preference_cases import JUDGE, app, planted_pairs, tiny_policy, write_rows
+from reward_cases import ranked
 
 from agentrl.engines.loading import load_model, refuse_other_tokenizer
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import read_metrics
 from agentrl.trainers.offline import alignment
+from agentrl.trainers.offline.data.files import read_examples
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import run_stage
 from agentrl.trainers.pipeline import run_offline
 from agentrl.verifiers import RewardModel
+from agentrl.verifiers.models.reward_store import RewardStore
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,9 @@ def test_a_reward_model_learns_them_and_serves_as_a_verifier(
     rows = [judge.encode((read["prompt"], read["said"])) for read in talks()]
     yes, no = (judge.together(one) for one in judge._batches.forward(rows))
     assert yes > no
+    held_out, _ = read_examples([tmp_path / "run" / "held_out.jsonl"], "pairs")
+    assert len(held_out) == found["data"]["held_out_rows"] > 0
+    assert RewardStore(tmp_path / "s").publish(found["model"], ranked(held_out)).accuracy >= 0.95
 
 
 def talks() -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from agentrl.records.files import read_episodes, read_metrics
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import check_config, read_config
 from agentrl.trainers.online.run import Run
+from agentrl.trainers.online.session import train_with_display
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BUDGET = 1.0
@@ -86,6 +87,9 @@ def test_a_run_ends_where_its_budget_is_spent_and_can_be_gone_on_with(
     assert all(row["policy/ref_kl"] <= 1e-6 for row in rows[:-1])
     assert any(f"the run ends with round {len(rows)}" in sentence for sentence in said)
     assert (tmp_path / "run" / "checkpoints" / f"step_{len(rows)}").is_dir()
+    config = tmp_path / "run" / "config.toml"
+    done = train_with_display(read_config(config), tmp_path / "run", resume=True)
+    assert (done["steps"], done["trained"]) == (len(rows), 0), "as many as were played"
     said.clear()
     assert len(run(tight, tmp_path / "run", resume=True, **options)) == len(rows), "spent is spent"
     assert any(f"the run ends with round {len(rows)}" in sentence for sentence in said)
