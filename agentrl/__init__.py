@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentrl.errors import AgentRLError as AgentRLError
     from agentrl.errors import InfraError as InfraError
     from agentrl.errors import UserError as UserError
-    from agentrl.registry import make as make
+    from agentrl.gym import make as make
     from agentrl.registry import register as register
     from agentrl.rollout.play import play as play
     from agentrl.tools import tool as tool
@@ -44,7 +44,8 @@ else:
             "dialogue": ("Dialogue",),
             "env": ("Step", "ToolEnv"),
             "errors": ("AgentRLError", "InfraError", "UserError"),
-            "registry": ("make", "register"),
+            "gym": ("make",),
+            "registry": ("register",),
             "rollout.play": ("play",),
             "tools": ("tool",),
             "trajectory": ("Episode", "Group", "Segment", "Trajectory"),

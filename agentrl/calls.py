@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from agentrl.sandboxes.base import Sandbox
 from agentrl.trajectory import CallEvent, Verdict
-from agentrl.types import Message, TaskView, ToolCall, ToolSpec
+from agentrl.types import BadCall, Json, Message, TaskView, ToolCall, ToolSpec
 
 ErrorKind = Literal["bad_call", "unknown_tool", "bad_arguments", "denied", "tool_error", "timeout"]
 
@@ -29,6 +29,40 @@ class ToolResult:
         """The fixed form of every error: `error: <kind>: <sentence>`, at most 400 characters."""
         text = printable(" ".join(sentence.split()))
         return cls(f"error: {kind}: {text[:_ERROR_CHARS]}", kind)
+
+
+MOST_DIGITS = 400
+"""Longest integer in an argument; Python refuses to write one of more than 4,300 digits as text."""
+MOST_DEPTH = 64
+"""Deepest nesting of an argument; JSON readers refuse a few hundred levels."""
+
+
+def recordable(call: ToolCall | BadCall) -> ToolCall | BadCall:
+    """The call, or an unreadable one in its place if its arguments cannot be written as JSON."""
+    if isinstance(call, BadCall):
+        return call
+    why = _why_unrecordable(call.arguments, MOST_DEPTH)
+    return BadCall(f"{call.name}(…)", f"{call.name}: {why}") if why else call
+
+
+def _why_unrecordable(value: Json, depth: int) -> str:
+    if isinstance(value, str | bool) or value is None:
+        return ""
+    if isinstance(value, int):
+        # 3.3 bits make a decimal digit; the bit length is known without writing the number.
+        too_long = value.bit_length() > MOST_DIGITS * 3.33
+        return f"a number has more than {MOST_DIGITS} digits" if too_long else ""
+    if isinstance(value, float):
+        return ""
+    if not depth:
+        return f"the arguments are nested deeper than {MOST_DEPTH} levels"
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            return "a key is not text"
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return f"{type(value).__name__} is not a JSON value"
+    return next(filter(None, (_why_unrecordable(item, depth - 1) for item in value)), "")
 
 
 def printable(text: str) -> str:

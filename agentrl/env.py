@@ -14,13 +14,14 @@ from agentrl.errors import ContractError, NoSandbox
 from agentrl.safety.writes import WriteSet
 from agentrl.sandboxes.base import Isolation, Sandbox, SandboxLimits, SandboxNeed
 from agentrl.sandboxes.network import Allow
-from agentrl.tools import tools_of
+from agentrl.tools import Tool, tools_of
 from agentrl.types import (
     Ending,
     EndReason,
     Json,
     Limits,
     Message,
+    SandboxNeeds,
     Task,
     TaskView,
     ToolCall,
@@ -92,6 +93,8 @@ class ToolEnv:
     rng: random.Random
     end_reason: EndReason | None = None
     _sandbox: Sandbox | None = None
+    _tools: Mapping[str, Tool] | None = None
+    _added: tuple[Tool, ...] = ()
 
     def __init_subclass__(cls) -> None:
         """Keep a plain function as verifier a function; give tasks the artifacts of their class."""
@@ -150,10 +153,35 @@ class ToolEnv:
         _refuse_failure(reason)
         self.end_reason = reason
 
+    def bound_tools(self) -> Mapping[str, Tool]:
+        """The tools of this instance by name: those of its class and those that were added.
+
+        Override it for tools that are known only at run time. It is read before every call.
+        """
+        if self._tools is None:
+            own = {name: entry.bind(self) for name, entry in tools_of(type(self)).items()}
+            self._tools = MappingProxyType(own | {tool.spec.name: tool for tool in self._added})
+        return self._tools
+
+    def add_tool(self, tool: Tool) -> None:
+        """Offer another tool in this episode, for example one found on a tool server in `setup`.
+
+        Raises:
+            ContractError: the environment has a tool of that name.
+        """
+        if tool.spec.name in self.bound_tools():
+            raise ContractError(f"{self.id} has a tool {tool.spec.name!r} already: rename one")
+        self._added = (*self._added, tool)
+        self._tools = None
+
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """What the model is told of the tools."""
-        return tuple(entry.spec for entry in tools_of(type(self)).values())
+        return tuple(tool.spec for tool in self.bound_tools().values())
+
+    def sandbox_needs(self, task: TaskView) -> SandboxNeeds | None:
+        """What the sandbox of this task must have; by default what the task itself says."""
+        return task.sandbox
 
     @property
     def sandbox(self) -> Sandbox:

@@ -5,7 +5,8 @@
     │   ├── ConfigError          a setting or a command-line value
     │   ├── TaskError            a task row that cannot be admitted
     │   ├── ContractError        an environment, sandbox or verifier breaks its contract
-    │   │   └── NoSandbox            an environment uses a sandbox and does not ask for one
+    │   │   ├── NoSandbox            an environment uses a sandbox and does not ask for one
+    │   │   └── Unrecordable         a record holds what JSON cannot say
     │   └── TemplateError        a chat template that cannot carry exact tokens
     ├── TrainingError        training cannot go on
     └── InfraError           no score, unless the agent is to blame: see `agentrl.rollout.blame`
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 
 class AgentRLError(Exception):
@@ -37,7 +39,20 @@ class AgentRLError(Exception):
 
 
 class UserError(AgentRLError):
-    """Bad input; the message is one sentence that names the field, the value and the fix."""
+    """Bad input: one sentence that names the setting, its value and the fix.
+
+    Attributes:
+        setting: dotted name of the setting at fault, as in "loss.clip_high"; None if there is none.
+            Tests and tools read it instead of the sentence.
+    """
+
+    def __init__(self, message: str = "", *, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException pickles only `args`; the setting must survive the way to another process.
+        return (type(self), self.args, self.__dict__)
 
 
 class ConfigError(UserError):
@@ -54,6 +69,10 @@ class ContractError(UserError):
 
 class NoSandbox(ContractError):
     """An environment uses a sandbox and does not say that it needs one."""
+
+
+class Unrecordable(ContractError):
+    """A record holds what cannot be written as JSON."""
 
 
 class TemplateError(UserError):

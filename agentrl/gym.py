@@ -21,9 +21,10 @@ from agentrl.chat.parsers import FORMATTERS, PARSERS
 from agentrl.env import Step, ToolEnv
 from agentrl.errors import ConfigError, ToolFault, boundary
 from agentrl.policies.base import noop
+from agentrl.registry import factory
 from agentrl.rollout.blame import blame, is_for_user
 from agentrl.rollout.play import Setting, judge, play_witness
-from agentrl.runner import Runner, borrow, closing
+from agentrl.runner import Runner, borrow, closing, pool_for
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import Ending, Message, Score, Task, ToolCall
@@ -222,7 +223,7 @@ class GymEnv(gymnasium.Env[str, str]):
         guard = self._guard() if self._guard else None
         if self._pool is None:
             self._pool = self._open_pool()
-        sandbox = await self._lease.enter_async_context(borrow(self.env, self._pool))
+        sandbox = await self._lease.enter_async_context(borrow(self.env, self._pool, task.view()))
         await self._lease.enter_async_context(closing(self._runner))
         async with boundary(ToolFault, f"{self.env.id}: reset"):
             return await self._runner.reset(task.view(), seed=seed, sandbox=sandbox, guard=guard)
@@ -293,3 +294,28 @@ def _as_text(messages: Iterable[Message]) -> str:
 def _example_calls(env: ToolEnv) -> list[str]:
     """One call without arguments per tool, valid where the tool requires none."""
     return [FORMATTERS["hermes"]("", (ToolCall(spec.name, {}),)) for spec in env.tools]
+
+
+def make(
+    env_id: str,
+    *,
+    sandbox: str = "auto",
+    parser: str = "hermes",
+    guard: Callable[[], Guard] | None = None,
+    **settings: Any,
+) -> GymEnv:
+    """Build an environment as a `gymnasium.Env`.
+
+    Args:
+        env_id: an id of `agentrl list`.
+        sandbox: backend for environments that need one: auto, docker, bubblewrap or process.
+        parser: format in which the text of an action writes tool calls.
+        guard: builds the guard of one episode's tool calls; None for no guard.
+        settings: passed to the environment's constructor.
+
+    Raises:
+        ConfigError: unknown environment or setting.
+    """
+    render_mode = settings.pop("render_mode", None)
+    build = factory(env_id, **settings)
+    return GymEnv(build, lambda: pool_for(build(), sandbox, 2), parser, render_mode, guard)

@@ -7,7 +7,6 @@ A package offers an environment by a line such as `my-env-v0 = "my_package.my_mo
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import importlib
 import inspect
@@ -15,16 +14,13 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.env import ToolEnv
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.records.plain import as_toml
-
-if TYPE_CHECKING:
-    from agentrl.calls import Guard
-    from agentrl.gym import GymEnv
+from agentrl.settings import as_toml, did_you_mean, list_names
+from agentrl.types import LimitSettings
+from agentrl.userfiles import load_file
 
 GROUP = "agentrl.environments"
 
@@ -59,6 +55,11 @@ def register(cls: type[ToolEnv]) -> type[ToolEnv]:
     return cls
 
 
+def is_registered(env_id: str) -> bool:
+    """Whether `register` was called for this id in the running program."""
+    return env_id in _registered
+
+
 def environment_ids() -> list[str]:
     """All known ids, sorted."""
     return sorted({*_SHIPPED, *_registered, *(point.name for point in entry_points(group=GROUP))})
@@ -76,9 +77,8 @@ def environment(env_id: str) -> type[ToolEnv]:
         return _from_file(env_id)
     targets = {point.name: point.value for point in entry_points(group=GROUP)} | _SHIPPED
     if env_id not in targets:
-        near = difflib.get_close_matches(env_id, environment_ids(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(environment_ids())}"
-        raise ConfigError(f"environment {env_id!r} is unknown: {hint}")
+        hint = did_you_mean(env_id, environment_ids())
+        raise ConfigError(f"environment {env_id!r} is unknown: {hint}", setting="env")
     module, _, name = targets[env_id].partition(":")
     try:
         cls: type[ToolEnv] = getattr(importlib.import_module(module), name)
@@ -92,8 +92,15 @@ def environment(env_id: str) -> type[ToolEnv]:
     return cls
 
 
-def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
+def factory(
+    env_id: str, limits: LimitSettings | None = None, /, **settings: Any
+) -> Callable[[], ToolEnv]:
     """A function that builds fresh instances of an environment with the given settings.
+
+    Args:
+        env_id: an id of `agentrl list`, or `path/to/file.py:Class`.
+        limits: limits that replace the environment's own.
+        settings: arguments of the environment's constructor.
 
     Raises:
         ConfigError: unknown environment, or a setting that it does not take.
@@ -105,10 +112,17 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
     try:
         taken.bind(**settings)
     except TypeError as error:
-        unknown = ", ".join(repr(name) for name in settings if name not in taken.parameters)
-        problem = f"does not take setting {unknown}" if unknown else f"cannot be built ({error})"
-        raise ConfigError(f"environment {env_id!r} {problem}: {offer}") from error
+        unknown = [name for name in settings if name not in taken.parameters]
+        problem = f"cannot be built ({error})"
+        if unknown:
+            problem = f"does not take setting {list_names([repr(name) for name in unknown])}"
+        if unknown and unknown[0] in LimitSettings.model_fields:
+            offer = f"it is a limit: set limits.{unknown[0]} or --limits {unknown[0]}=…"
+        setting = f"env_settings.{unknown[0]}" if unknown else "env_settings"
+        raise ConfigError(f"environment {env_id!r} {problem}: {offer}", setting=setting) from error
     make = functools.partial(cls, **settings)
+    if limits is not None and limits.given:
+        make = functools.partial(_build_limited, cls, limits, **settings)
     try:
         make()
     except (TypeError, ValueError) as error:
@@ -117,6 +131,12 @@ def factory(env_id: str, **settings: Any) -> Callable[[], ToolEnv]:
         why = f"with {given}" if given and isinstance(error, TypeError) else f"({error})"
         raise ConfigError(f"environment {env_id!r} cannot be built {why}: {offer}") from error
     return make
+
+
+def _build_limited(cls: type[ToolEnv], limits: LimitSettings, /, **settings: Any) -> ToolEnv:
+    env = cls(**settings)
+    env.limits = limits.apply(env.limits)
+    return env
 
 
 def _setting(one: inspect.Parameter) -> str:
@@ -128,35 +148,7 @@ def _setting(one: inspect.Parameter) -> str:
     return f"{one.name}={as_toml(one.default)}"
 
 
-def make(
-    env_id: str,
-    *,
-    sandbox: str = "auto",
-    parser: str = "hermes",
-    guard: Callable[[], Guard] | None = None,
-    **settings: Any,
-) -> GymEnv:
-    """Build an environment as a `gymnasium.Env`.
-
-    Args:
-        env_id: an id of `agentrl list`.
-        sandbox: backend for environments that need one: auto, docker, bubblewrap or process.
-        parser: how the text of an action becomes tool calls.
-        guard: builds the guard of one episode's tool calls; None for none.
-        settings: passed to the environment's constructor.
-
-    Raises:
-        ConfigError: unknown environment or setting.
-    """
-    from agentrl.gym import GymEnv
-    from agentrl.runner import pool_for
-
-    render_mode = settings.pop("render_mode", None)
-    build = factory(env_id, **settings)
-    return GymEnv(build, lambda: pool_for(build(), sandbox, 2), parser, render_mode, guard)
-
-
-def describe(env_id: str) -> dict[str, Any]:
+def describe_environment(env_id: str) -> dict[str, Any]:
     """One row of `agentrl list`; `tasks` is None for an environment whose splits never end.
 
     An environment of another package that cannot be loaded is a row too; `summary` says why.
@@ -198,37 +190,8 @@ def register_gymnasium() -> None:
         if f"agentrl/{env_id}" not in registry:
             kwargs = {"env_id": env_id}
             register_one(
-                f"agentrl/{env_id}", "agentrl.registry:make", kwargs=kwargs, order_enforce=False
+                f"agentrl/{env_id}", "agentrl.gym:make", kwargs=kwargs, order_enforce=False
             )
-
-
-def load_file(path: Path, what: str) -> ModuleType:
-    """Run a Python file that is in no package, and give its module.
-
-    Args:
-        path: the file.
-        what: what it holds, for messages.
-
-    Raises:
-        ConfigError: there is no such file, or running it fails.
-    """
-    import importlib.util
-
-    if not path.is_file():
-        raise ConfigError(f"{what} file {str(path)!r} does not exist: give path/to/file.py:Name")
-    spec = importlib.util.spec_from_file_location(f"agentrl_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except AgentRLError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{what} file {path} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
-    return module
 
 
 def _from_file(target: str) -> type[ToolEnv]:

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from agentrl.calls import CallContext, Guard, ToolResult
 from agentrl.env import Step, ToolEnv
-from agentrl.errors import ContractError, ToolFault, boundary
+from agentrl.errors import ContractError, TaskError, ToolFault, boundary
 from agentrl.safety.ledger import Before, leaves_of, side_effects
 from agentrl.sandboxes import Pool, open_pool
 from agentrl.sandboxes.base import FileInfo, Sandbox, SandboxPool
-from agentrl.tools import Tool, check_call, clip_text, tools_of
+from agentrl.tools import check_call, clip_text
 from agentrl.trajectory import CallEvent, Counts
-from agentrl.types import BadCall, EndReason, Message, TaskView, ToolCall
+from agentrl.types import BadCall, EndReason, Message, SandboxNeeds, TaskView, ToolCall
 
 
 def pool_for(env: ToolEnv, sandbox: str = "auto", size: int | None = None) -> Pool:
@@ -38,11 +38,34 @@ def pool_for(env: ToolEnv, sandbox: str = "auto", size: int | None = None) -> Po
     return pool
 
 
-def borrow(env: ToolEnv, pool: SandboxPool | None) -> AbstractAsyncContextManager[Sandbox | None]:
-    """A sandbox as the environment asks for it, for an `async with`; None where it needs none."""
+def borrow(
+    env: ToolEnv, pool: SandboxPool | None, task: TaskView | None = None
+) -> AbstractAsyncContextManager[Sandbox | None]:
+    """A sandbox for one episode, for an `async with`; None if the environment needs none.
+
+    Raises:
+        TaskError: the task needs a sandbox that the pool cannot give.
+    """
     if not env.needs_sandbox or pool is None:
         return nullcontext()
-    return pool.lease("agent", isolation=env.isolation, needs=env.needs, untrusted=env.untrusted)
+    own = env.sandbox_needs(task) if task is not None else None
+    needs = dict.fromkeys((*env.needs, *(own.needs if own else ())))
+    if own is not None:
+        _refuse_needs(own, task, pool)
+    return pool.lease("agent", isolation=env.isolation, needs=needs, untrusted=env.untrusted)
+
+
+def _refuse_needs(own: SandboxNeeds, task: TaskView | None, pool: SandboxPool) -> None:
+    """Refuse what a pool of equal sandboxes cannot give: images and limits of single tasks."""
+    for name in ("image", "memory_mb", "disk_mb", "cpus"):
+        value = getattr(own, name)
+        offered = getattr(getattr(pool, "limits", None), name, None)
+        if value and not (isinstance(offered, int | float) and offered >= value):
+            raise TaskError(
+                f"task {task.id if task else ''}: sandbox.{name}={value} is more than the"
+                f" sandboxes of this run have ({offered or 'no choice'})",
+                setting=f"sandbox.{name}",
+            )
 
 
 @asynccontextmanager
@@ -77,7 +100,6 @@ class Runner:
         self._before: Before | None = None
         self._guard: Guard | None = None
         self._sandbox: Sandbox | None = None
-        self._tools: Mapping[str, Tool] = {}
         self._turns = 0
         self._outcomes: Counter[str] = Counter()
         self._by_tool: Counter[str] = Counter()
@@ -112,7 +134,6 @@ class Runner:
         self._open, self._started, self._guard = True, time.monotonic(), guard
         env.task, env.rng, env.end_reason = task.view(), random.Random(seed), None
         env.sandbox = self._sandbox = sandbox
-        self._tools = {name: entry.bind(env) for name, entry in tools_of(type(env)).items()}
         if sandbox is not None and task.files:
             await sandbox.put({path: text.encode() for path, text in task.files.items()})
         await env.setup()
@@ -216,7 +237,7 @@ class Runner:
         return Step(tuple(observations), env.end_reason)
 
     async def _call(self, call: ToolCall | BadCall) -> ToolResult:
-        checked = check_call(self._tools, call)
+        checked = check_call(self.env.bound_tools(), call)
         if isinstance(checked, ToolResult):
             return checked
         timeout_s = self.env.limits.tool_s

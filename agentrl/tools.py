@@ -12,7 +12,7 @@ import json
 import re
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args, overload
@@ -34,15 +34,68 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the agent can call, with its description and the model of its arguments."""
+    """A function that the agent can call, with its description and the model of its arguments.
+
+    `arguments` is None for a tool of `from_schema`, whose function takes all arguments as one dict.
+    """
 
     spec: ToolSpec
     function: Callable[..., Any]
-    arguments: type[BaseModel]
+    arguments: type[BaseModel] | None = None
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        schema: Mapping[str, Any],
+        call: Callable[[dict[str, Any]], Awaitable[Any]],
+        *,
+        description: str = "",
+        effect: Effect = "write",
+        shell: str = "",
+        reversible: bool = False,
+    ) -> Tool:
+        """A tool that is described by a JSON schema, such as one of a tool server.
+
+        Args:
+            name: as the model calls it.
+            schema: JSON schema of an object; required and unknown parameters are checked here,
+                their types by whoever answers the call.
+            call: takes the arguments; what it raises becomes an error result.
+            description: what the model is told.
+            effect, shell, reversible: as for `tool`.
+        """
+        spec = ToolSpec(name, description, dict(schema), effect, shell, reversible)
+        return cls(spec, call)
 
     def bind(self, owner: object) -> Tool:
         """The same tool as a bound method of `owner`."""
         return Tool(self.spec, functools.partial(self.function, owner), self.arguments)
+
+    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of a call.
+
+        Raises:
+            ValueError: they do not fit, or are not plain JSON.
+        """
+        text = json.dumps(dict(arguments))
+        if self.arguments is None:
+            self._check_names(arguments)
+            values: dict[str, Any] = json.loads(text)
+            return values
+        model = self.arguments.model_validate_json(text)
+        return {
+            name.removeprefix(_FIELD): getattr(model, name) for name in self.arguments.model_fields
+        }
+
+    def _check_names(self, arguments: Mapping[str, Any]) -> None:
+        schema = self.spec.parameters
+        for name in schema.get("required", ()):
+            if name not in arguments:
+                raise ValueError(f"{name}: field required")
+        if schema.get("additionalProperties", True) is False:
+            for name in arguments.keys() - schema.get("properties", {}).keys():
+                raise ValueError(f"{name}: unknown parameter")
 
 
 @overload
@@ -205,6 +258,8 @@ class CheckedCall:
         clock = asyncio.timeout(timeout_s)
         try:
             async with clock:
+                if self.tool.arguments is None:
+                    return ToolResult(_text(await self.tool.function(self.values)))
                 return ToolResult(_text(await _invoke(self.tool.function, self.values)))
         except (InfraError, NoSandbox):
             raise
@@ -230,12 +285,9 @@ def check_call(tools: Mapping[str, Tool], call: ToolCall | BadCall) -> CheckedCa
             "unknown_tool", f"no tool is named {call.name!r}; the tools are {known}"
         )
     try:
-        arguments = chosen.arguments.model_validate_json(json.dumps(dict(call.arguments)))
-    except (ValidationError, ValueError, TypeError, RecursionError) as error:
-        return ToolResult.failed("bad_arguments", _why_refused(error))
-    fields = chosen.arguments.model_fields
-    values = {name.removeprefix(_FIELD): getattr(arguments, name) for name in fields}
-    return CheckedCall(call, chosen, values)
+        return CheckedCall(call, chosen, chosen.read(call.arguments))
+    except (ValueError, TypeError, RecursionError) as error:
+        return ToolResult.failed("bad_arguments", _why_refused(error, chosen))
 
 
 async def _invoke(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
@@ -255,9 +307,10 @@ def _raised(error: BaseException) -> ToolResult:
     return ToolResult.failed("tool_error", f"{type(error).__name__}: {error}")
 
 
-def _why_refused(error: Exception) -> str:
+def _why_refused(error: Exception, chosen: Tool) -> str:
     if not isinstance(error, ValidationError):
-        return "the arguments are not plain JSON"
+        own = chosen.arguments is None and isinstance(error, ValueError)
+        return str(error) if own else "the arguments are not plain JSON"
     parts = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False)[:3]:
         where = ".".join(str(step) for step in problem["loc"]) or "arguments"

@@ -174,25 +174,31 @@ class Trajectory:
 
 
 class EpisodeKey(NamedTuple):
-    """Names one episode for good: what is recorded under a key again replaces what was.
+    """Identifies one episode; a second record with the same key replaces the first.
 
     Attributes:
         run: name of the run.
-        step: round of training, from 0; the policy has been updated so often.
+        round: number of the dispatch within the run, from 0. It says nothing about the weights:
+            `Episode.version` does.
         task: id of the task.
-        sample: which of the G episodes of its group.
-        attempt: how often infrastructure failed the episode before.
-        phase: what it was played for: training, an evaluation, or a greedy baseline of training.
-        draw: which draw of tasks of the round; above 0 for those that replace other groups.
+        sample: index within the group of G episodes.
+        attempt: how often infrastructure failed this episode before.
+        phase: purpose of the episode: training, evaluation, or the greedy baseline of training.
+        draw: index of the draw of tasks within the round; above 0 for replacement groups.
     """
 
     run: str
-    step: int
+    round: int
     task: str
     sample: int
     attempt: int = 0
     phase: Phase = "train"
     draw: int = 0
+
+    @property
+    def step(self) -> int:
+        """The round, by its former name."""
+        return self.round
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,10 @@ class Episode:
         side_effects: what was changed -> how; None where nobody measured it.
         events: what a guard decided about each call, in order; empty without a guard.
         failure: what broke, when `end` is a failure.
+        seed: base seed of the run. Every random number of the episode is derived from it and from
+            the key; see `agentrl.rollout.play.derive_seed`.
+        version: version of the policy's weights when the episode began; None if they have none.
+            Weights may be replaced while it plays: each sampled segment has its own version.
     """
 
     key: EpisodeKey
@@ -277,6 +287,8 @@ class Episode:
     side_effects: Mapping[str, str] | None = None
     events: tuple[CallEvent, ...] = ()
     failure: str = ""
+    seed: int = 0
+    version: int | None = None
 
     def __post_init__(self) -> None:
         failed = self.end.ending is Ending.FAILED
@@ -385,6 +397,18 @@ class Group:
     def task(self) -> TaskView:
         """The task all episodes played."""
         return self.episodes[0].task
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """Oldest and newest weight version of the sampled tokens; None if nothing was sampled."""
+        versions = {
+            segment.version
+            for episode in self.episodes
+            for branch in episode.trajectories
+            for segment in branch.segments
+            if segment.kind is SegmentKind.SAMPLED
+        }
+        return (min(versions), max(versions)) if versions else None
 
     @property
     def rewards_G(self) -> tuple[float | None, ...]:

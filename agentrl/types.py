@@ -7,11 +7,13 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.settings import STRICT, SettingError
 
 Role = Literal["system", "user", "assistant", "tool"]
 Effect = Literal["read", "write", "network", "irreversible"]
@@ -64,8 +66,33 @@ class Message:
 
     @classmethod
     def assistant(cls, content: str, *tool_calls: ToolCall | BadCall) -> Self:
-        """What the policy said, with the calls that were parsed from it."""
-        return cls("assistant", content, tuple(tool_calls))
+        """What the policy said, with the calls that were parsed from it.
+
+        Raises:
+            TypeError: the content is not text, or a call is not a ToolCall or a BadCall.
+        """
+        message = cls("assistant", content, tuple(tool_calls))
+        message.check_types()
+        return message
+
+    def check_types(self) -> None:
+        """Refuse content that is not text, and calls that are not calls.
+
+        Raises:
+            TypeError: naming what was given.
+        """
+        if not isinstance(self.content, str):
+            raise TypeError(f"content of a message must be text, not {self.content!r}")
+        for call in self.tool_calls:
+            if not isinstance(call, ToolCall | BadCall):
+                raise TypeError(
+                    f"a tool call must be a ToolCall or a BadCall, not {call!r}; several calls are"
+                    " separate arguments: Message.assistant(text, *calls)"
+                )
+            if isinstance(call, ToolCall) and not (
+                isinstance(call.name, str) and isinstance(call.arguments, Mapping)
+            ):
+                raise TypeError(f"a tool call has a name and a table of arguments, not {call!r}")
 
     @classmethod
     def tool(cls, content: str, call: ToolCall | BadCall) -> Self:
@@ -179,6 +206,18 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class SandboxNeeds(_Frozen):
+    """What the sandbox of one task must have beyond what its environment asks for."""
+
+    image: str = ""
+    """Container image; empty for the environment's own."""
+    memory_mb: int | None = Field(default=None, ge=1)
+    disk_mb: int | None = Field(default=None, ge=1)
+    cpus: float | None = Field(default=None, gt=0)
+    needs: tuple[Literal["ptrace", "sysvipc"], ...] = ()
+    """What its code does that sandboxes refuse unless asked."""
+
+
 class TaskView(_Frozen):
     """What environments and tools see of a task: all but the hidden part and the oracle."""
 
@@ -189,6 +228,7 @@ class TaskView(_Frozen):
     threshold: float = Field(default=1.0, allow_inf_nan=False)
     seed: int = 0
     metadata: dict[str, Json] = {}
+    sandbox: SandboxNeeds | None = None
 
     def view(self) -> TaskView:
         """A copy that shares nothing with this one, without hidden part and oracle."""
@@ -200,6 +240,7 @@ class TaskView(_Frozen):
             threshold=self.threshold,
             seed=self.seed,
             metadata=copy.deepcopy(self.metadata),
+            sandbox=self.sandbox,
         )
 
 
@@ -229,7 +270,10 @@ class Task(TaskView):
 
     def fingerprint(self) -> str:
         """Hash of the whole row: two tasks with one fingerprint are the same task."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        row = self.model_dump(mode="json")
+        if row["sandbox"] is None:
+            del row["sandbox"]  # a task that asks for nothing keeps the hash it always had
+        canonical = json.dumps(row, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
@@ -360,3 +404,52 @@ class Limits:
         for name in self.__slots__:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"limit {name}={getattr(self, name)} must be positive and finite")
+
+
+class LimitSettings(BaseModel):
+    """Limits that a user sets; those left out stay as the environment has them."""
+
+    model_config = STRICT
+
+    turns: int | None = Field(default=None, ge=1)
+    """Maximum number of turns in an episode."""
+    tool_calls: int | None = Field(default=None, ge=1)
+    """Maximum number of tool calls in an episode."""
+    bad_calls: int | None = Field(default=None, ge=1)
+    """The episode ends as a format error at this number of unreadable calls."""
+    wall_s: float | None = Field(default=None, gt=0)
+    """Maximum duration of an episode in seconds."""
+    turn_tokens: int | None = Field(default=None, ge=1)
+    """Maximum number of tokens that the policy samples in one turn."""
+    episode_tokens: int | None = Field(default=None, ge=1)
+    """Maximum number of tokens that the policy samples in an episode. If this is not set, it is
+    raised to `turn_tokens` where that is larger."""
+    tool_s: float | None = Field(default=None, gt=0)
+    """Maximum duration of one tool call in seconds."""
+    observation_chars: int | None = Field(default=None, ge=1)
+    """Longer tool results are cut to this number of characters."""
+
+    @model_validator(mode="after")
+    def _turns_fit_into_the_episode(self) -> Self:
+        if self.turn_tokens and self.episode_tokens and self.turn_tokens > self.episode_tokens:
+            raise SettingError(
+                f"must be at most episode_tokens={self.episode_tokens}: raise episode_tokens too",
+                "turn_tokens",
+            )
+        return self
+
+    @property
+    def given(self) -> dict[str, int | float]:
+        """The limits that are set, by name."""
+        return self.model_dump(exclude_none=True)
+
+    def apply(self, limits: Limits) -> Limits:
+        """The limits of an environment with these set."""
+        changed = replace(limits, **self.given)  # type: ignore[arg-type]
+        if self.episode_tokens is None and changed.turn_tokens > changed.episode_tokens:
+            changed = replace(changed, episode_tokens=changed.turn_tokens)
+        return changed
+
+    def override(self, other: LimitSettings) -> LimitSettings:
+        """These limits, with those that `other` sets in their place."""
+        return self.model_copy(update=other.given)

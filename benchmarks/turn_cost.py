@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engines.base import Sampling
-from agentrl.engines.settings import HISTORY_MB
+from agentrl.engines.base import HISTORY_MB, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from benchmarks.row import Row
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.env import ToolEnv
-from agentrl.envs.given import refuse_lacking
+from agentrl.envs.shared import check_keys
 from agentrl.errors import ConfigError
 from agentrl.records.taskfile import read_rows
 from agentrl.safety.writes import WriteSet
@@ -108,7 +108,7 @@ def read_prompts(path: str) -> tuple[tuple[Talk, str], ...]:
     """
     found: dict[str, tuple[Talk, str]] = {}
     for number, row in read_rows(Path(path)):
-        refuse_lacking(row, ("prompt",), f"chat-v0: {path}, line {number}")
+        check_keys(row, ("prompt",), f"chat-v0: {path}, line {number}")
         given, chosen = row["prompt"], row.get("chosen")
         talk: Any = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not (isinstance(talk, list) and talk and all(map(_is_message, talk))) or (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.env import ToolEnv
-from agentrl.envs.given import refuse_lacking
+from agentrl.envs.shared import check_keys
 from agentrl.errors import ConfigError
 from agentrl.records.taskfile import read_rows
 from agentrl.safety.writes import WriteSet
@@ -90,7 +90,7 @@ def read_problems(path: str) -> tuple[tuple[str, str], ...]:
     """
     found = []
     for number, row in read_rows(Path(path)):
-        refuse_lacking(row, ("question", "answer"), f"math-v0: {path}, line {number}")
+        check_keys(row, ("question", "answer"), f"math-v0: {path}, line {number}")
         question, answer = row["question"], row["answer"]
         if not (isinstance(question, str) and isinstance(answer, str)) or not _ANSWER.search(
             f"\n{answer}"

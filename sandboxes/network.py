@@ -45,6 +45,7 @@ class Allow:
 
     Attributes:
         rules: the permissions.
+        hosts, private: as they were given.
         outside: Docker network through which the proxy reaches them.
         size_mb: bytes that one request may move each way, in MiB.
         total_s: time that one request may take.
@@ -94,6 +95,7 @@ class Allow:
                 f"outside={outside!r} is no network for a proxy: leave it out (bridge), or name"
                 " your own"
             )
+        self.hosts, self.private = hosts, tuple(private)
         self.outside = outside
         self.size_mb = size_mb
         self.total_s = total_s

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from agentrl.errors import BackendAway, ConfigError, SandboxLost
 from agentrl.sandboxes.base import (
@@ -184,7 +184,7 @@ class Pool:
             raise
         lease = Lease(slot.sandbox, next(self._epochs))
         try:
-            yield lease
+            yield cast(Sandbox, lease)  # it has every verb, added in lease.py
         finally:
             lease.end()
             # Shielded: a cancelled lease still resets its sandbox and frees its slot.

@@ -21,13 +21,15 @@ import pytest
 from helpers import EARLIER, children, loop_threads, wait_for
 from hypothesis import HealthCheck, settings
 
-from agentrl.engines.vllm_setup import missing as vllm_missing
+from agentrl.engines.processor import avoid_broken_amx
+from agentrl.engines.vllm import missing as vllm_missing
 from agentrl.sandboxes.bubblewrap import missing as bubblewrap_missing
 from agentrl.sandboxes.docker import missing as docker_missing
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; more threads would wait for one another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+avoid_broken_amx()  # before the workers start, which inherit the answer
 REPO = Path(__file__).resolve().parent.parent
 REQUIRED = {
     part.strip() for part in os.environ.get("AGENTRL_REQUIRE", "").split(",") if part.strip()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from agentrl.trainers.demo import run_demo as run_demo
     from agentrl.trainers.offline.sft import demonstrations as demonstrations
     from agentrl.trainers.offline.sft import sft as sft
-    from agentrl.trainers.online.session import plan_training as plan_training
-    from agentrl.trainers.online.session import run_training as run_training
+    from agentrl.trainers.session import plan_training as plan_training
+    from agentrl.trainers.session import run_training as run_training
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -33,6 +33,6 @@ else:
             "config": ("TrainConfig", "read_config"),
             "demo": ("DemoPlan", "run_demo"),
             "offline.sft": ("demonstrations", "sft"),
-            "online.session": ("plan_training", "run_training"),
+            "session": ("plan_training", "run_training"),
         },
     )

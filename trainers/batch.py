@@ -1,5 +1,12 @@
-"""Groups of finished episodes -> one TokenBatch: right-padded rows, a mask, and denominators that
-are fixed for good.
+"""Groups of finished episodes -> one TokenBatch: which rewards train, right-padded rows, a mask,
+and denominators that are fixed for good.
+
+A group has signal if two of its scored episodes earned different rewards, of those that train:
+outcomes with shaping, clipped as the recipe says, and process rewards with their weights. `Rewards`
+alone decides that, from the rewards before any credit, so what centres over the round, or prices
+tokens by their KL, can neither make signal nor hide it. Play (refill), `filter_groups`, the metrics
+and the count of quiet rounds all ask it. Equal rewards give every advantage 0 in a form that
+compares siblings (DAPO, https://arxiv.org/abs/2503.14476, section 3.2).
 
 Letters: B rows (one per branch that trains), T positions, E scored episodes.
 """
@@ -7,18 +14,27 @@ Letters: B rows (one per branch that trains), T positions, E scored episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain, repeat
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, UserError
-from agentrl.trainers.rewards import OUTCOMES, Rewards
-from agentrl.trainers.rows import padded_rows
-from agentrl.trajectory import Episode, Group, Trajectory, token_rewards
-from agentrl.types import Ending
+from agentrl.trajectory import (
+    Episode,
+    Group,
+    SegmentKind,
+    Trajectory,
+    token_rewards,
+    turn_rewards,
+)
+from agentrl.types import Ending, EndReason
 
 ROW_FIELDS = (
     "ids_BT",
@@ -43,6 +59,102 @@ ROW_FIELDS = (
     "teacher_logprobs_BT",
     "teacher_top_logprobs_BTK",
 )
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards that train under one recipe (`Recipe.rewards`).
+
+    Attributes:
+        turn_weights: of named process rewards (`Score.turns`), which only count where they are
+            named here.
+        by_turn: credit is given turn by turn, so that it matters when a process reward came;
+            otherwise their sum counts.
+        by_part: the named terms of the score train, in place of outcome and process rewards.
+        part_weights: of these terms; empty weighs each 1.
+        clip: outcomes are held to [-clip, clip].
+        least: lowest reward that the credit can read.
+        fewest: scored episodes without which a group says nothing.
+        siblings: credit compares episodes of one task with each other, and with nothing else.
+        taught: a teacher says something of every token, whatever was earned.
+    """
+
+    turn_weights: Mapping[str, float] = field(default_factory=dict)
+    by_turn: bool = False
+    by_part: bool = False
+    part_weights: Mapping[str, float] = field(default_factory=dict)
+    clip: float = math.inf
+    least: float = -math.inf
+    fewest: int = 2
+    siblings: bool = True
+    taught: bool = False
+
+    def outcome(self, episode: Episode) -> float:
+        """What the episode earned as a whole; only of one that was scored.
+
+        No verifier said what an agent's fault is worth, so it is held to what the credit can read.
+        """
+        value = float(episode.score.value or 0.0)
+        if episode.end is EndReason.AGENT_FAULT:
+            value = max(value, self.least)
+        return max(-self.clip, min(self.clip, value))
+
+    def total(self, episode: Episode) -> float:
+        """Outcome and process rewards."""
+        return math.fsum((self.outcome(episode), *turn_rewards(episode, self.turn_weights)))
+
+    def has_signal(self, group: Group) -> bool:
+        """Whether two scored episodes of the group differ in rewards that train."""
+        return self._differ(group.episodes)
+
+    def any_signal(self, groups: Sequence[Group]) -> bool:
+        """Whether a round can teach anything: a group has signal, or, where credit compares with
+        more than siblings, the round as a whole; a teacher always does.
+        """
+        if self.taught or any(self.has_signal(group) for group in groups):
+            return True
+        return not self.siblings and self._differ(
+            episode for group in groups for episode in group.episodes
+        )
+
+    def refuse(self, episode: Episode) -> None:
+        """Raise UserError where the credit cannot read what an episode earned."""
+        if episode.end.ending is not Ending.FAILED and (paid := self.total(episode)) < self.least:
+            raise UserError(
+                f"task {episode.task.id!r} gave a reward of {paid}, and the recipe divides by mean"
+                f" rewards: give rewards of at least {self.least:g} (maxrl), or take another recipe"
+            )
+
+    def _differ(self, episodes: Iterable[Episode]) -> bool:
+        scored = [one for one in episodes if one.end.ending is not Ending.FAILED]
+        if len(scored) < self.fewest:
+            return False
+        if self.by_part:
+            return any(len(set(self._part(name, scored))) > 1 for name in self._parts(scored))
+        return len({self._compared(episode) for episode in scored}) > 1
+
+    def _compared(self, episode: Episode) -> tuple[float, ...]:
+        """What is compared of an episode: one number, or one for each turn and the outcome."""
+        if not self.by_turn:
+            return (self.total(episode),)
+        paid = list(turn_rewards(episode, self.turn_weights))
+        while paid and paid[-1] == 0:  # turns without a reward are no difference
+            paid.pop()
+        return (self.outcome(episode), *paid)
+
+    def _parts(self, scored: Sequence[Episode]) -> list[str]:
+        """The terms that train."""
+        names = sorted({name for episode in scored for name in episode.score.parts})
+        return [name for name in names if not self.part_weights or self.part_weights.get(name)]
+
+    def _part(self, name: str, scored: Sequence[Episode]) -> list[float]:
+        """A term of the episodes that have it."""
+        there = [episode.score.parts[name] for episode in scored if name in episode.score.parts]
+        return [value for value in there if not math.isnan(value)]
+
+
+OUTCOMES = Rewards()
+"""Outcomes alone, as the score says them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +215,9 @@ class TokenBatch:
             infrastructure failed it.
         passed_E: bool, whether the episode passed, whatever shaping did to its reward.
         signal_E: bool, whether the episode's group has signal (`Rewards.has_signal`).
+        extra: further tensors by name. The suffix of a name tells its axes, and so how it moves
+            with the batch: `…_BT` (and `…_BTK`) with rows and positions, `…_B` with rows, `…_E`
+            with episodes.
 
     The fields from `proximal_logprobs_BT` on are None until a step of the recipe fills them.
     """
@@ -142,6 +257,7 @@ class TokenBatch:
     greedy_reward_E: Tensor | None = None
     passed_E: Tensor | None = None
     signal_E: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.ids_BT.shape[0]
@@ -165,37 +281,42 @@ class TokenBatch:
             self.old_logprobs_BT if self.proximal_logprobs_BT is None else self.proximal_logprobs_BT
         )
 
+    def row_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors of shape (B, T, ...), those in `extra` included."""
+        own = {name: getattr(self, name) for name in ROW_FIELDS}
+        own |= {name: tensor for name, tensor in self.extra.items() if axes_of(name)[:2] == "BT"}
+        return {name: tensor for name, tensor in own.items() if tensor is not None}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor], **changes: Any) -> TokenBatch:
+        """Replace tensors by name, wherever they live, and other fields."""
+        own: dict[str, Any] = {name: t for name, t in tensors.items() if name in _NAMES}
+        extra = {name: tensor for name, tensor in tensors.items() if name not in _NAMES}
+        return replace(self, **own, extra={**self.extra, **extra}, **changes)
+
     def to(self, device: torch.device | str) -> TokenBatch:
-        """The same batch on another device."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        moved: dict[str, Any] = {
-            name: t.to(device) for name, t in values.items() if isinstance(t, Tensor)
-        }
-        return replace(
-            self, **moved, parts_E={name: part.to(device) for name, part in self.parts_E.items()}
-        )
+        """Move all tensors to a device."""
+        own = {name: getattr(self, name) for name in _NAMES}
+        moved = {name: t.to(device) for name, t in own.items() if isinstance(t, Tensor)}
+        moved |= {name: tensor.to(device) for name, tensor in self.extra.items()}
+        parts_E = {name: part.to(device) for name, part in self.parts_E.items()}
+        return self.with_tensors(moved, parts_E=parts_E)
 
     def silent(self) -> TokenBatch:
-        """The same batch with exact zeros at mask 0 in every real-valued row field."""
-        filled = {name: getattr(self, name) for name in ROW_FIELDS}
-        real: dict[str, Any] = {
-            name: torch.where(
-                self.mask_BT if tensor.dim() == 2 else self.mask_BT[..., None], tensor, 0.0
-            )
-            for name, tensor in filled.items()
-            if tensor is not None and tensor.is_floating_point()
-        }
-        return replace(self, **real)
+        """Put exact zeros at mask 0 in every real-valued row tensor."""
+        real = {name: t for name, t in self.row_tensors().items() if t.is_floating_point()}
+        silent = dict[str, Tensor]()
+        for name, tensor in real.items():
+            mask = self.mask_BT.view(*self.mask_BT.shape, *[1] * (tensor.dim() - 2))
+            silent[name] = torch.where(mask, tensor, 0.0)
+        return self.with_tensors(silent)
 
     def rows(self, index: Tensor) -> TokenBatch:
-        """The rows of an index, cut to the longest of them; denominators and episodes stay."""
+        """Select rows, cut to the longest of them; denominators and episodes stay."""
         lengths = self.lengths_B[index]
         width = int(lengths.max()) if len(lengths) else 0
-        there = {name: getattr(self, name) for name in ROW_FIELDS}
-        cut: dict[str, Any] = {
-            name: tensor[index, :width] for name, tensor in there.items() if tensor is not None
-        }
-        return replace(self, episode_B=self.episode_B[index], **cut)
+        cut = {name: tensor[index, :width] for name, tensor in self.row_tensors().items()}
+        cut |= {name: t[index] for name, t in self.extra.items() if axes_of(name) == "B"}
+        return self.with_tensors(cut, episode_B=self.episode_B[index])
 
     def split(self, micro_tokens: int) -> Iterator[TokenBatch]:
         """Micro-batches of rows of similar length, longest first, whose padded size is at most
@@ -281,6 +402,14 @@ class TokenBatch:
         return self.rows(self._pushed_E()[self.episode_B])
 
 
+_NAMES = frozenset(one.name for one in fields(TokenBatch)) - {"extra", "parts_E"}
+
+
+def axes_of(name: str) -> str:
+    """Return the axes that the suffix of a tensor's name tells, as "BT" of "teacher_BT"."""
+    return name.rpartition("_")[2]
+
+
 def pack(
     groups: Sequence[Group],
     pad_id: int,
@@ -336,6 +465,75 @@ def pack(
         passed_E=torch.tensor([bool(one.passed) for _, one in scored], dtype=torch.bool),
         signal_E=torch.tensor([signal[index] for index, _ in scored], dtype=torch.bool),
     )
+
+
+def padded_rows(
+    rows: Sequence[Trajectory], rewards: Sequence[Sequence[float]], pad_id: int
+) -> dict[str, Any]:
+    """The tensors of shape (B, T); whatever stands after a row's last trained token cannot matter
+    and is cut.
+    """
+    lengths = np.array([len(row.mask) - row.mask[::-1].index(1) for row in rows], dtype=np.int64)
+    attention = np.arange(lengths.max(initial=0)) < lengths[:, None]
+
+    def padded(values: Sequence[Sequence[float]], fill: float, dtype: npt.DTypeLike) -> Tensor:
+        full = np.full(attention.shape, fill, dtype)
+        cut = (row[:length] for row, length in zip(values, lengths, strict=True))
+        full[attention] = np.fromiter(chain.from_iterable(cut), dtype, int(lengths.sum()))
+        return torch.from_numpy(full)
+
+    versions = [
+        tuple(chain.from_iterable(repeat(s.version, len(s.ids)) for s in row.segments))
+        for row in rows
+    ]
+    tensors: dict[str, Any] = {
+        "ids_BT": padded([row.ids for row in rows], pad_id, np.int64),
+        "mask_BT": padded([row.mask for row in rows], 0, np.bool_),
+        "attention_BT": torch.from_numpy(attention),
+        "old_logprobs_BT": padded([row.logprobs for row in rows], 0.0, np.float32),
+        "turn_BT": padded([row.turn_of for row in rows], -1, np.int32),
+        "version_BT": padded(versions, -1, np.int32),
+        "state_BT": padded([_states(row) for row in rows], -1, np.int64),
+        "rewards_BT": padded(rewards, 0.0, np.float64),
+    }
+    if tensors["mask_BT"][:, :1].any():
+        raise UserError(
+            "a row's first token was sampled from nothing; give every prompt at least one token"
+        )
+    if any(row.experts is not None for row in rows):
+        tensors["experts_BTLK"] = _experts(rows, lengths)
+    tensors["advantages_BT"] = torch.where(tensors["mask_BT"], torch.nan, 0.0).float()
+    return tensors
+
+
+def _experts(rows: Sequence[Trajectory], lengths: npt.NDArray[np.int64]) -> Tensor:
+    """Which experts each token went to, int16 (B, T, layers, experts of a token); -1 where nobody
+    said.
+    """
+    shapes = {row.experts.shape[1:] for row in rows if row.experts is not None}
+    if len(shapes) != 1:
+        raise UserError(
+            f"rows have experts of {sorted(shapes)} (layers, experts of a token): train on episodes"
+            " of one model"
+        )
+    full = np.full((len(rows), lengths.max(initial=0), *shapes.pop()), -1, np.int16)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if row.experts is not None:
+            told = row.experts[:length]
+            full[index, : len(told)] = told
+    return torch.from_numpy(full)
+
+
+def _states(row: Trajectory) -> list[int]:
+    """At each sampled token, a hash of the tokens that came right before its turn; -1 elsewhere."""
+    states, told = list[int](), tuple[int, ...]()
+    for segment in row.segments:
+        sampled = segment.kind is SegmentKind.SAMPLED
+        told = told if sampled else segment.ids
+        states += [zlib.crc32(np.asarray(told, np.int64).tobytes()) if sampled else -1] * len(
+            segment.ids
+        )
+    return states
 
 
 def _parts(episodes: Sequence[Episode]) -> dict[str, Tensor]:

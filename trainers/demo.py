@@ -12,18 +12,19 @@ import itertools
 import os
 import string
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agentrl.chat.parsers import format_hermes
+from agentrl.engines.base import EngineSettings
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
-from agentrl.engines.settings import EngineSettings
-from agentrl.engines.vllm_setup import refuse_missing
+from agentrl.engines.vllm import refuse_missing
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.policies.base import Scripted, TokenPolicy
@@ -34,11 +35,12 @@ from agentrl.rollout.play import Setting, derive_seed
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
 from agentrl.sandboxes import TRUSTED, open_pool
-from agentrl.trainers.config import TrainConfig, check_config, validated
+from agentrl.settings import check
+from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.models.optim import MuonAdamW
 from agentrl.trainers.models.tiny import build_model, build_tokenizer
 from agentrl.trainers.offline.sft import demonstrations, sft
-from agentrl.trainers.online.session import train_with_display
+from agentrl.trainers.session import train_with_display
 from agentrl.trajectory import Episode
 from agentrl.types import Message, Task
 
@@ -63,7 +65,7 @@ class DemoPlan:
     context: int = 512
     sft_steps: int = 38
     sft_more: int = 6
-    sft_until: float = 0.4
+    sft_band: tuple[float, float] = (0.38, 0.45)
     sft_batch: int = 32
     rounds: int = 36
     tasks_per_step: int = 24
@@ -73,7 +75,7 @@ class DemoPlan:
     minibatches: int = 4
     epochs: int = 2
     micro_tokens: int = 32768  # a whole minibatch, whose groups then share their prompts
-    practice: int = 128
+    practice: int = 192
     held_out: int = 256
 
 
@@ -95,7 +97,7 @@ def run_demo(
     """
     plan = plan or DemoPlan()
     clock = _Clock()
-    settings = validated(EngineSettings, {"name": engine}, "demo")
+    settings = check(EngineSettings, {"name": engine}, "demo")
     refuse_missing(settings)
     config = prepare_demo(plan, seed, sandbox, folder, clock.lap)
     config = config.model_copy(update={"engine": settings})
@@ -222,8 +224,25 @@ def _warm_start(
     )
     policy = TokenPolicy(open_engine(model, chat), chat)
     rollouts = _practice(policy, make, derive_seed(seed, "practice"), sandbox)
+
+    def measure() -> float:
+        rate = _pass_at_1(rollouts, practised)
+        console.print(
+            f"warm start: pass@1 {rate:.2f} on other training tasks; wanted: {low}–{high}"
+        )
+        return rate
+
+    low, high = plan.sft_band
+    below = weights = _copy_of(model)
+
+    def remember(step: int, loss: float) -> None:
+        nonlocal below
+        below = _copy_of(model)
+        _show_loss(step, loss)
+
     try:
         for again in range(8):
+            below = weights
             sft(
                 model,
                 chat,
@@ -232,19 +251,45 @@ def _warm_start(
                 batch_size=plan.sft_batch,
                 optimizer=MuonAdamW,
                 seed=derive_seed(seed, again) % 2**31,
-                on_step=_show_loss,
+                on_step=remember,
             )
-            reached = _pass_at_1(rollouts, practised)
-            console.print(
-                f"warm start: pass@1 {reached:.2f} on other training tasks; enough at"
-                f" {plan.sft_until}"
-            )
-            if reached >= plan.sft_until:
+            weights, rate = _copy_of(model), measure()
+            if rate >= low:
                 break
+        if rate > high:
+            _step_back(model, below, weights, measure, (low, high))
     finally:
         rollouts.close()
     model.save_pretrained(source)
     return source
+
+
+def _copy_of(model: Any) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
+def _step_back(
+    model: Any,
+    below: Mapping[str, Tensor],
+    above: Mapping[str, Tensor],
+    measure: Callable[[], float],
+    band: tuple[float, float],
+) -> None:
+    """Find a model within the band on the straight line between two states of a warm start.
+
+    A few steps lie between the two, so the pass rate rises along the line; halving finds the band
+    without training.
+    """
+    low, high = band
+    start, end = 0.0, 1.0
+    for _ in range(6):
+        share = (start + end) / 2
+        between = {name: torch.lerp(below[name], above[name], share) for name in above}
+        model.load_state_dict(between)
+        rate = measure()
+        if low <= rate <= high:
+            return
+        start, end = (share, end) if rate < low else (start, share)
 
 
 def _practice(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,17 @@ from typing import Any
 import tomli_w
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.results.turn_labels import LabelPlan, label_turns
+from agentrl.evaluation.label import LabelPlan, label_turns
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.records.files import write_bytes_atomic, write_json_atomic
 from agentrl.records.plain import plain
 from agentrl.registry import factory
 from agentrl.report.display import console, count_bar, episode_bar
 from agentrl.report.page import write_report
-from agentrl.trainers.config import TrainConfig, validated
-from agentrl.trainers.offline.card import Subject, card_lines, stage_card
+from agentrl.settings import check, read_toml, set_value
+from agentrl.trainers.config import TrainConfig
+from agentrl.trainers.folder import latest_checkpoint
+from agentrl.trainers.offline.card import Measurement, summary
 from agentrl.trainers.offline.settings import (
     REWARD_MODELS,
     Card,
@@ -28,9 +29,7 @@ from agentrl.trainers.offline.settings import (
     StageSettings,
 )
 from agentrl.trainers.offline.stage import RESULT, held_out_prompts, run_stage
-from agentrl.trainers.online import checkpoint
-from agentrl.trainers.online.session import train_with_display
-from agentrl.trainers.overrides import apply_override
+from agentrl.trainers.session import train_with_display
 
 Row = dict[str, Any]
 ONLINE = "online"
@@ -51,18 +50,18 @@ def is_offline(config: Path, overrides: Sequence[str] = ()) -> bool:
     try:
         row = _read(config, overrides)
     except ConfigError:
-        return False  # the reader of a run's settings says what is wrong with the file
+        return False  # whoever reads a run's settings reports what is wrong with the file
     return "stage" in row or "stages" in row
 
 
 def run_offline(
     config: Path, folder: Path, *, overrides: Sequence[str] = (), resume: bool = False
 ) -> dict[str, Any]:
-    """Run the stage or the recipe of a file, and say on the terminal how it goes.
+    """Run the stage or the recipe of a file, and show its progress on the terminal.
 
     Returns:
         the result of the stage (`run_stage`), or of the recipe: "stages", the results in order,
-        "run" and "model", the last policy. Both have "said": a line for people.
+        "run" and "model", the last policy. Both have "said", a summary for people.
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.
@@ -70,26 +69,29 @@ def run_offline(
     row = _read(config, overrides)
     if "stages" in row:
         return _run_recipe(row, str(config), folder, resume)
-    settings = validated(StageSettings, row, str(config), overrides)
+    settings = check(StageSettings, row, str(config), overrides=overrides)
     return _run_one(settings, folder, resume)
 
 
 def _run_one(settings: StageSettings, folder: Path, resume: bool) -> dict[str, Any]:
-    told = set[str]()
+    noted = set[str]()
 
     def note(sentence: str) -> None:
-        told.add(sentence)
-        _say(sentence)
+        noted.add(sentence)
+        _print(sentence)
 
     result = run_stage(settings, folder, resume=resume, listen=_show, note=note)
-    for sign in [one for one in result["signs"] if one not in told]:
-        console.print(plain(sign), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for warning in result["signs"]:
+        if warning not in noted:
+            console.print(
+                plain(warning), style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
     report = str(write_report(folder))
-    return {**result, "report": report, "said": f"{_headline(result)}; report {report}"}
+    return {**result, "report": report, "said": f"{summary(result)}\n  report {report}"}
 
 
 def _run_recipe(row: Row, where: str, folder: Path, resume: bool) -> dict[str, Any]:
-    """All stages in order. A finished one is not run again; the first unfinished one goes on."""
+    """Run all stages in order; finished ones are skipped, and the first unfinished one resumes."""
     stages = row.pop("stages")
     model = row.pop("model", "")
     _check_recipe(row, stages, where)
@@ -100,49 +102,60 @@ def _run_recipe(row: Row, where: str, folder: Path, resume: bool) -> dict[str, A
         place = folder / f"{number}-{name}"
         settings = _filled({"model": model, **_defaults(row, own), **own}, made, where)
         console.rule(f"{number}/{len(stages)} {name}")
-        going = resume and place.exists()
+        continues = resume and place.exists()
         if own["stage"] == ONLINE:
-            result = _run_online(settings, row, place, going)
+            result = _run_online(settings, row, place, continues)
         elif own["stage"] == PLAY:
-            result = _play(validated(PlaySettings, settings, f"{where}: {name}"), place)
+            result = _play(check(PlaySettings, settings, f"{where}: {name}"), place)
         elif own["stage"] == LABEL:
-            result = _label(validated(LabelSettings, settings, f"{where}: {name}"), place)
+            result = _label(check(LabelSettings, settings, f"{where}: {name}"), place)
         else:
-            result = _run_one(validated(StageSettings, settings, f"{where}: {name}"), place, going)
-        _say(result["said"])
+            result = _run_one(check(StageSettings, settings, f"{where}: {name}"), place, continues)
+        _print(result["said"])
         results.append({"name": name, **result})
         made |= {name: str(result["model"]), f"{name}.run": str(place)}
         if own["stage"] not in REWARD_MODELS:
             model = str(result["model"])
-    said = "\n".join(f"{one['name']}: {one['said']}" for one in results)
-    found = {"run": str(folder), "model": model, "stages": results}
-    write_json_atomic(folder / "recipe.json", found)
-    return {**found, "said": said}
+    said = "\n".join(f"{each['name']}: {each['said']}" for each in results)
+    recipe = {"run": str(folder), "model": model, "stages": results}
+    write_json_atomic(folder / "recipe.json", recipe)
+    return {**recipe, "said": said}
 
 
 def _run_online(settings: Row, defaults: Row, folder: Path, resume: bool) -> dict[str, Any]:
-    """One online run, with the card that offline stages have."""
+    """Run one online stage, with the card that offline stages have."""
     done = folder / RESULT
     if done.exists():
-        _say(f"{folder} is finished: nothing to do")
-        found: dict[str, Any] = json.loads(done.read_text())
-        return found
-    card = validated(Card, settings.pop("card", {}), "card")
-    config = validated(TrainConfig, settings, str(folder))
+        _print(f"{folder} is finished: nothing to do")
+        finished: dict[str, Any] = json.loads(done.read_text())
+        return finished
+    card = check(Card, settings.pop("card", {}), "card")
+    config = check(TrainConfig, settings, str(folder))
     trained = train_with_display(config, folder, resume=resume)
-    last = checkpoint.latest(folder)
+    last = latest_checkpoint(folder)
     model = str(last.model) if last else config.model
-    whose = Subject(config.model, model, folder, config.chat, config.compute, config.seed)
     prompts = []
     if "data" in defaults:
         row = {"stage": "sft", "model": config.model, "seed": config.seed, "data": defaults["data"]}
-        prompts = held_out_prompts(validated(StageSettings, row, "data"))
-    measured = stage_card(card, whose, prompts)
-    said = ", ".join([f"{trained['steps']} rounds", *card_lines(measured), f"model {model}"])
-    result = {
-        "stage": ONLINE, "run": str(folder), "model": model, "steps": trained["steps"],
-        "eval": trained["eval"], "card": measured, "said": f"{ONLINE}: {said}",
-    }  # fmt: skip
+        prompts = held_out_prompts(check(StageSettings, row, "data"))
+    measurement = Measurement(
+        card,
+        before=config.model,
+        after=model,
+        run=folder,
+        chat=config.chat,
+        compute=config.compute,
+        seed=config.seed,
+    )
+    result: dict[str, Any] = {
+        "stage": ONLINE,
+        "run": str(folder),
+        "model": model,
+        "steps": trained["steps"],
+        "eval": trained["eval"],
+        "card": measurement.measure(prompts),
+    }
+    result["said"] = summary(result)
     write_json_atomic(done, result)
     return result
 
@@ -209,8 +222,8 @@ def _check_recipe(row: Row, stages: Mapping[str, Row], where: str) -> None:
             raise ConfigError(f"{where}: stage {name!r} has no kind: add a line 'stage = \"sft\"'")
         settings = _filled({"model": "-", **_defaults(row, own), **own}, names, where)
         if own["stage"] == ONLINE:
-            validated(Card, settings.pop("card", {}), f"{where}: {name}: card")
-        validated(_SETTINGS.get(own["stage"], StageSettings), settings, f"{where}: {name}")
+            check(Card, settings.pop("card", {}), f"{where}: {name}: card")
+        check(_SETTINGS.get(own["stage"], StageSettings), settings, f"{where}: {name}")
         names |= {name: "-", f"{name}.run": "-"}
 
 
@@ -255,16 +268,13 @@ def _claim(row: Row, folder: Path, resume: bool) -> None:
 
 def _read(config: Path, overrides: Sequence[str]) -> Row:
     """The file's values with overrides; stages as a table by their names."""
-    try:
-        row = tomllib.loads(config.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {config} cannot be read: {error}") from error
+    row = read_toml(config)
     if "stages" in row:
         row["stages"] = dict(_named(row["stages"], str(config)))
     for override in overrides:
         name = override.partition(".")[0]
         inside = name in row.get("stages", {})
-        apply_override(row["stages"] if inside else row, override)
+        set_value(row["stages"] if inside else row, override)
     return row
 
 
@@ -280,7 +290,7 @@ def _named(stages: Any, where: str) -> Iterator[tuple[str, Row]]:
         yield name, {key: value for key, value in stage.items() if key != "name"}
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     console.print(plain(sentence), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -291,19 +301,4 @@ def _show(row: Mapping[str, Any]) -> None:
         for name in names
         if f"train/{name}" in row
     ]
-    _say(f"step {row['step']:>5}  " + "  ".join(parts))
-
-
-def _headline(result: Mapping[str, Any]) -> str:
-    """What a stage changed on held-out rows, in one line."""
-    before, after = result["before"], result["after"]
-    if before.get("ties") == 1:  # the policy was the reference: nothing was right or wrong yet
-        before = {name: value for name, value in before.items() if name != "accuracy"}
-    shown = [
-        f"{name} {before[name]:.3f} -> {value:.3f}" if name in before else f"{name} {value:.3f}"
-        for name, value in after.items()
-        if isinstance(value, float)
-    ]
-    shown += card_lines(result["card"])
-    held_out = "held out: " + ", ".join(shown) if shown else "nothing held out"
-    return f"{result['stage']}: {result['steps']} steps; {held_out}; model {result['model']}"
+    _print(f"step {row['step']:>5}  " + "  ".join(parts))

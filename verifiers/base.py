@@ -97,7 +97,7 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
                 f"verifier gave no verdict on {what} within {timeout_s:g} s"
             ) from cause
         raise VerifierError(
-            f"verifier failed on {what}: {type(cause).__name__}: {cause}{_where(cause)}"
+            f"verifier failed on {what}: {type(cause).__name__}: {cause}{where_raised(cause)}"
         ) from cause
     if not isinstance(score, Score):
         raise VerifierError(f"verifier gave {type(score).__name__} on {what}, not a Score")
@@ -109,12 +109,12 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
     return score
 
 
-def _where(cause: BaseException) -> str:
-    """File and line at which a verifier raised, and whose code that is."""
+def where_raised(cause: BaseException, owner: str = "this environment") -> str:
+    """File and line at which code raised, and whether it is the user's own code."""
     frames = traceback.extract_tb(cause.__traceback__)
     own = [frame for frame in frames if not _is_ours(frame.filename)]
     if own:
-        return f" ({own[-1].filename}, line {own[-1].lineno}: a bug in this environment's own code)"
+        return f" ({own[-1].filename}, line {own[-1].lineno}: a bug in {owner}'s own code)"
     if frames:
         return f" ({frames[-1].filename}, line {frames[-1].lineno})"
     return ""

@@ -6,7 +6,9 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from agentrl.settings import STRICT
 
 if TYPE_CHECKING:
     from agentrl.chat.tokens import Chat
@@ -31,7 +33,7 @@ ParserName = Literal[
 class ChatSettings(BaseModel):
     """How messages become a model's tokens, and its tokens messages."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = STRICT
 
     parser: ParserName = "auto"
     """Tool-call format; "auto": the one in which the model's chat template writes calls."""

@@ -35,7 +35,7 @@ from agentrl.types import BadCall, Json, Message, ToolCall, ToolSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ANOTHER = "chat.template in a run's settings, --template of a command"
+ANOTHER = "chat.template"
 """Where a template is chosen."""
 
 _GUARD = re.compile("\ue000(\\d+)\ue001")

@@ -1,11 +1,11 @@
-"""The command line. Every command takes --json and then prints one JSON object as its last line.
+"""The command line. With --json, a command prints one JSON object as its last line.
 
-Bad input ends with one sentence on stderr and exit code 2; broken infrastructure with exit code 1.
+Bad input ends with a sentence for each mistake on stderr and exit code 2; broken infrastructure
+with exit code 1.
 """
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import sys
@@ -16,11 +16,31 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agentrl import __version__
-from agentrl.cli import doctor, environments, images, recipes, reward, serve, train, view
-from agentrl.cli.measure import audit, compare, evaluate, export, label, profile, suite
+from agentrl.cli import (
+    audit,
+    check,
+    compare,
+    convert,
+    doctor,
+    environments,
+    evaluate,
+    export,
+    images,
+    label,
+    policy,
+    profile,
+    recipes,
+    regrade,
+    reward,
+    serve,
+    suite,
+    train,
+    view,
+)
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
 from agentrl.records.redact import redactor
+from agentrl.settings import did_you_mean
 
 app = typer.Typer(
     name="agentrl",
@@ -32,7 +52,7 @@ app = typer.Typer(
 app.command()(doctor.doctor)
 app.command("list")(environments.list_environments)
 app.command()(environments.new)
-app.command()(environments.check)
+app.command()(check.check)
 app.command()(audit.audit)
 app.command("eval")(evaluate.evaluate)
 app.command()(profile.profile)
@@ -40,15 +60,15 @@ app.command()(compare.compare)
 app.command()(suite.suite)
 app.command("label")(label.label_run)
 app.command()(export.export)
-app.command()(environments.convert)
+app.command()(convert.convert)
 app.command()(train.train)
 app.command()(recipes.recipes)
-app.command()(audit.regrade)
+app.command()(regrade.regrade)
 app.command()(view.view)
 app.command()(serve.serve)
 app.add_typer(reward.app, name="reward")
 app.add_typer(images.app, name="images")
-app.add_typer(audit.policies_app, name="policy")
+app.add_typer(policy.app, name="policy")
 app.command()(train.demo)
 
 _INTERRUPTED = 130
@@ -61,14 +81,15 @@ _CommandLineError: Any = next(
 
 def main() -> None:
     """Entry point of the `agentrl` program."""
-    # Before torch is loaded: threads that wait for each other sleep. Where other programs use the
-    # cores, turning in circles takes most of the CPU time and delays every training step.
+    # Must be set before torch is loaded. Waiting threads then sleep instead of spinning, which
+    # takes most of the CPU time and delays training while other programs use the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.excepthook = _trace
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="agentrl", standalone_mode=False)
     except _CommandLineError as error:
-        if not (sentence := _worded(error)):  # a group without a command: its help has been shown
+        sentence = _describe(error)
+        if not sentence:  # a group without a command: its help has been printed
             raise SystemExit(0) from error
         _fail(sentence, 2)
     except (typer.Abort, KeyboardInterrupt):
@@ -78,8 +99,9 @@ def main() -> None:
     except AgentRLError as error:
         _fail(f"{type(error).__name__}: {error}", 1)
     except Exception as error:
-        if any(word in str(error) for word in _FULL):  # also of libraries in other languages
-            _fail(f"the disk is full: make room, then run the same again ({error})", 1)
+        # Libraries in other languages raise their own types, so the text decides.
+        if any(words in str(error) for words in _FULL):
+            _fail(f"the disk is full: make room, then run the same command again ({error})", 1)
         if not isinstance(error, OSError) or error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}", 2)
@@ -89,28 +111,28 @@ def main() -> None:
 
 
 def _trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell of a bug; its message may quote an agent."""
+    """Print the traceback of a bug, with secrets and control characters removed: its message may
+    quote an agent.
+    """
     text = "".join(traceback.format_exception(kind, error, trace))
     print(plain(redactor().text(text), lines=True), file=sys.stderr, end="")
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
-    said = redactor().text(" ".join(sentence.split()))
-    print(f"agentrl: {plain(said)}", file=sys.stderr)
+def _fail(text: str, code: int) -> NoReturn:
+    """Print an error, a line for each mistake, and exit."""
+    for line in text.splitlines():
+        sentence = redactor().text(" ".join(line.split()))
+        print(f"agentrl: {plain(sentence)}", file=sys.stderr)
     raise SystemExit(code)
 
 
-def _worded(error: Any) -> str:
-    """A command-line error with option, value and fix; what the value's validator says is not for
-    people.
-    """
+def _describe(error: Any) -> str:
+    """An error of the command line with option, value and fix, without the words of pydantic."""
     text = str(error.format_message())
     if text.startswith("No such command"):
-        known = list(error.ctx.command.commands)
-        typed = text.split("'")[1]
-        near = difflib.get_close_matches(typed, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(known)}"
-        return f"there is no command {typed!r}: {hint}"
+        command = text.split("'")[1]
+        hint = did_you_mean(command, error.ctx.command.commands)
+        return f"there is no command {command!r}: {hint}"
     problems: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not isinstance(error, typer.BadParameter) or not problems or error.param is None:
         return text
@@ -124,8 +146,8 @@ def _worded(error: Any) -> str:
     return f"{option} {problem['input']!r} {fix}" if fix else text
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         print(f"agentrl {__version__}")
         raise typer.Exit
 
@@ -135,8 +157,8 @@ def program(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Options of the program itself."""
+    """Define tool-use environments, train agents on them, and measure them."""

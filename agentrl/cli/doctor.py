@@ -1,4 +1,4 @@
-"""`agentrl doctor`: what is present on this machine, and how to get each missing part."""
+"""`agentrl doctor`: which optional components are installed, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = {
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say which parts are present on this machine, and how to get each missing one."""
+    """Check which optional components are installed and how to get the rest."""
     parts = examine()
     if as_json:
         print_json({"parts": parts})
@@ -30,7 +30,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> dict[str, dict[str, Any]]:
-    """Part -> {"ok": bool, "detail": what was found, or how to get it}; imports nothing heavy."""
+    """Component -> {"ok": bool, "detail": version, or how to get it}; imports nothing heavy."""
     from agentrl.sandboxes import available
 
     parts: dict[str, dict[str, Any]] = {
@@ -41,14 +41,15 @@ def examine() -> dict[str, dict[str, Any]]:
         parts[name] = {"ok": state.startswith("ok"), "detail": state}
     for name, fix in _PACKAGES.items():
         module = {"docker-sdk": "docker", "math-verify": "math_verify"}.get(name, name)
-        found = importlib.util.find_spec(module) is not None
-        parts[name] = {"ok": found, "detail": "installed" if found else f"get it with: {fix}"}
+        is_installed = importlib.util.find_spec(module) is not None
+        detail = "installed" if is_installed else f"get it with: {fix}"
+        parts[name] = {"ok": is_installed, "detail": detail}
     parts["vllm"] = _vllm()
     gpu = os.path.exists("/dev/nvidiactl")
     parts["gpu"] = {
         "ok": gpu,
         "detail": (
-            "NVIDIA driver found; models run on it where PyTorch sees CUDA"
+            "NVIDIA driver found; models run on it if PyTorch sees CUDA"
             if gpu
             else "none: training and sampling run on the CPU"
         ),
@@ -57,7 +58,7 @@ def examine() -> dict[str, dict[str, Any]]:
 
 
 def _vllm() -> dict[str, Any]:
-    from agentrl.engines.vllm_setup import TRIED, installed, missing, was_tried
+    from agentrl.engines.vllm import TRIED, installed, missing, was_tried
 
     found = installed()
     if not found:

@@ -13,15 +13,14 @@ from agentrl.cli.options import Json, print_json
 from agentrl.errors import ConfigError, SandboxLost
 
 app = typer.Typer(
-    help="Build the images of Docker sandboxes, and look for secrets in one.", no_args_is_help=True
+    help="Build the images of Docker sandboxes, and search an image for secrets.",
+    no_args_is_help=True,
 )
 
 
 @contextmanager
 def _as_bad_input() -> Iterator[None]:
-    """Here a daemon or an image that is missing is what the user has to change, and nothing that
-    was lost.
-    """
+    """Report a missing daemon or image as a user error."""
     try:
         yield
     except SandboxLost as error:
@@ -30,12 +29,10 @@ def _as_bad_input() -> Iterator[None]:
 
 @app.command()
 def build(
-    base: Annotated[
-        str, typer.Option(help="Image to start from: a Debian, with or without python3.")
-    ] = "",
+    base: Annotated[str, typer.Option(help="Base image: a Debian, with or without python3.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Build agentrl-agent and agentrl-grader (with numpy and pytest) on the first daemon."""
+    """Build agentrl-agent and agentrl-grader (with numpy and pytest)."""
     from agentrl.sandboxes.docker import DEFAULT_BASE, build_images, first_daemon
 
     with _as_bad_input():
@@ -49,14 +46,15 @@ def build(
 
 @app.command()
 def scan(
-    image: Annotated[str, typer.Argument(help="Image to look through, as its daemon knows it.")],
+    image: Annotated[str, typer.Argument(help="Name of the image.")],
     tasks: Annotated[
-        list[Path] | None, typer.Option(help="Task file whose secrets to look for; repeatable.")
+        list[Path] | None, typer.Option(help="Task file whose secrets to search for; repeatable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look through all layers for hidden tests, reference solutions and git history; exits 1 when
-    there are any.
+    """Search all layers of an image for hidden tests, reference solutions and git history.
+
+    The exit code is 1 if any is found.
     """
     from agentrl.records.taskfile import read_tasks
     from agentrl.sandboxes.docker import first_daemon, scan_image

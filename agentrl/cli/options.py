@@ -1,57 +1,89 @@
-"""Options that several commands have, and how their values are read."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.errors import ConfigError
-from agentrl.records.plain import as_toml, plain
+from agentrl.errors import ConfigError, TemplateError
+from agentrl.records.plain import plain
+from agentrl.settings import check, read_pairs
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from agentrl.chat.settings import ChatSettings
-    from agentrl.engines.settings import EngineSettings
-    from agentrl.policies.options import ServedOptions
+    from agentrl.engines.base import EngineSettings
+    from agentrl.types import LimitSettings
 
-Settings = TypeVar("Settings", bound="BaseModel")
-
+Env = Annotated[str, typer.Argument(help="Environment id, or path/to/file.py:Class.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Sandbox = Annotated[str, typer.Option(help="Where code runs: auto, docker, bubblewrap or process.")]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="With --sandbox process: run an environment there that says it is untrusted.",
+        help="With --sandbox process: allow an environment marked untrusted to run without"
+        " isolation.",
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting to change; repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting of the environment; repeatable."
+    ),
 ]
+SetConfig = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file; repeatable."),
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limits",
+        metavar="KEY=VALUE",
+        help="Change a limit of the episodes, as in turn_tokens=4096; repeatable.",
+    ),
+]
+Split = Annotated[str, typer.Option(help="Split of the environment.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
+RunEnv = Annotated[
+    str, typer.Option("--env", help="Environment, if the run does not record which it was.")
+]
+Run = Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run.")]
 
 Parser = Annotated[
-    str,
-    typer.Option(help="Tool-call format of an hf: model; auto: the one its chat template writes."),
+    str, typer.Option(help="Tool-call format of the model; auto reads it from its chat template.")
 ]
 OnRewrite = Annotated[
     str,
-    typer.Option(help="Where the chat template changes earlier turns: branch, keep or refuse."),
+    typer.Option(
+        help="If the chat template rewrites earlier turns: branch, keep (append anyway) or refuse."
+    ),
 ]
 ToolRole = Annotated[
     str,
-    typer.Option(help="Role of tool results: tool or user; auto: user where there is no other."),
+    typer.Option(help="Role of tool results: tool or user; auto uses user if there is no other."),
 ]
 TemplateOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--template-option", metavar="KEY=VALUE", help="A variable of the template; repeatable."
+        "--template-option",
+        metavar="KEY=VALUE",
+        help="Set a variable of the chat template; repeatable.",
+    ),
+]
+ChatTemplate = Annotated[
+    str,
+    typer.Option(
+        "--template",
+        help="Chat template for a model without one: chatml, plain or a jinja file.",
     ),
 ]
 EngineOption = Annotated[
@@ -59,7 +91,7 @@ EngineOption = Annotated[
     typer.Option(
         "--engine-option",
         metavar="KEY=VALUE",
-        help="A setting of vLLM, as in max_model_len=4096; repeatable.",
+        help="Change a setting of vLLM, as in max_model_len=4096; repeatable.",
     ),
 ]
 PolicyOption = Annotated[
@@ -67,132 +99,144 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy-option",
         metavar="KEY=VALUE",
-        help="Of an openai: model: timeout_s, retries, concurrency, requests_per_minute,"
-        " tokens=true and so on, or any parameter of its requests, as top_p=0.9; repeatable.",
+        help="Change how an openai: model is asked (timeout_s, retries, concurrency,"
+        " requests_per_minute, tokens=true, …), or add a parameter to its requests, as in"
+        " top_p=0.9; repeatable.",
     ),
 ]
-ChatTemplate = Annotated[
-    str,
-    typer.Option(
-        "--template", help="Chat template of a model without one: chatml, plain or a jinja file."
-    ),
-]
+
+_CHAT_OPTIONS = {"template_options": "template-option"}
+_TABLES = {
+    "engine": "--engine-option ",
+    "served": "--policy-option ",
+    "limits": "--limits ",
+    "env_settings": "--set ",
+}
+
+
+def option_of(setting: str) -> str:
+    """How a command spells a setting, as "--top-k" for `top_k`."""
+    table, dot, name = setting.partition(".")
+    if table in _TABLES:
+        return f"{_TABLES[table]}{name}=" if dot else _TABLES[table].strip()
+    if setting == "safety.policy":
+        return "--policy-file"
+    name = name.partition(".")[0] if dot else table
+    return f"--{_CHAT_OPTIONS.get(name, name).replace('_', '-')}"
+
+
+@contextmanager
+def spelt_as_options() -> Iterator[None]:
+    """Name options instead of settings in errors about a chat template."""
+    try:
+        yield
+    except (ConfigError, TemplateError) as error:
+        raise type(error)(spell_options(str(error)), setting=error.setting) from error
+
+
+def spell_options(text: str) -> str:
+    """The text of an error with options in place of the settings of `chat`."""
+    return re.sub(
+        r"\bchat\.(\w+)(=?)",
+        lambda found: option_of(f"chat.{found[1]}") + (" " if found[2] else ""),
+        text,
+    )
 
 
 def chat_settings(
-    parser: str, on_rewrite: str, tool_role: str, template_option: list[str] | None, template: str
+    parser: str,
+    on_rewrite: str = "branch",
+    tool_role: str = "auto",
+    template_option: list[str] | None = None,
+    template: str = "",
 ) -> ChatSettings:
-    """The settings of a chat from the options of a command.
+    """The chat settings that a command's options give.
 
     Raises:
-        ConfigError: one sentence with the option and what is wrong with it.
+        ConfigError: an option is wrong.
     """
     from agentrl.chat.settings import ChatSettings
 
-    row: dict[str, Any] = {
+    row = chat_row(parser, on_rewrite, tool_role, template_option, template)
+    return check(ChatSettings, row, "", option=option_of)
+
+
+def chat_row(
+    parser: str,
+    on_rewrite: str,
+    tool_role: str,
+    template_option: list[str] | None,
+    template: str,
+) -> dict[str, Any]:
+    """The options of a chat as the values of its settings."""
+    return {
         "parser": parser,
         "on_rewrite": on_rewrite,
         "tool_role": tool_role,
-        "template_options": read_settings(template_option, "--template-option"),
+        "template_options": read_pairs(template_option, "--template-option"),
         "template": template,
     }
-    return _checked(ChatSettings, row, lambda field: f"--{field.replace('_', '-')}")
+
+
+def vllm_row(engine_option: list[str] | None) -> dict[str, Any]:
+    """The settings of a vLLM that has the GPU for itself, as plain values."""
+    from agentrl.engines.base import VLLM
+
+    return VLLM.model_dump() | read_pairs(engine_option, "--engine-option")
 
 
 def vllm_settings(engine_option: list[str] | None) -> EngineSettings:
-    """The settings of vLLM, with nothing beside it, from the options of a command.
+    """The settings of a vLLM that has the GPU for itself.
 
     Raises:
-        ConfigError: one sentence with the option and what is wrong with it.
+        ConfigError: an option is wrong.
     """
-    from agentrl.engines.settings import VLLM, EngineSettings
+    from agentrl.engines.base import EngineSettings
 
-    row = VLLM.model_dump() | read_settings(engine_option, "--engine-option")
-    return _checked(EngineSettings, row, lambda field: f"--engine-option {field}=")
+    row = vllm_row(engine_option)
+    return check(EngineSettings, row, "", option=lambda name: f"--engine-option {name}=")
 
 
-def engine_of(policy: str, engine_option: list[str] | None) -> EngineSettings:
-    """The settings of vLLM for a policy by name.
+def read_limits(pairs: list[str] | None) -> LimitSettings:
+    """The limits of `--limits`.
 
     Raises:
-        ConfigError: they are given and the policy samples from something else.
+        ConfigError: a limit is unknown or has a wrong value.
     """
-    _refuse_for_others(policy, "vllm:", "--engine-option", "a setting of vLLM", engine_option)
-    return vllm_settings(engine_option)
+    from agentrl.types import LimitSettings
+
+    row = read_pairs(pairs, "--limits")
+    return check(LimitSettings, row, "--limits" if not row else "", option=_limit_option)
 
 
-def served_options(policy: str, policy_option: list[str] | None) -> ServedOptions:
-    """The options of a served model for a policy by name.
+def _limit_option(name: str) -> str:
+    return f"--limits {name}="
+
+
+def refuse_unused(policy: str, kind: str, option: str, given: list[str] | None) -> None:
+    """Refuse options that do nothing for this kind of policy.
 
     Raises:
-        ConfigError: one sentence with the option and what is wrong with it.
+        ConfigError: some are given.
     """
-    from agentrl.policies.options import ServedOptions
-
-    _refuse_for_others(
-        policy, "openai:", "--policy-option", "an option of a served model", policy_option
-    )
-    option = "--policy-option"
-    return ServedOptions.read(read_settings(policy_option, option), option)
-
-
-def _refuse_for_others(
-    policy: str, kind: str, option: str, what: str, given: list[str] | None
-) -> None:
     if given and not policy.startswith(kind):
         raise ConfigError(
-            f"{option} {given[0]} is {what} and does nothing for --policy {policy}: leave it out,"
-            f" or use {kind}MODEL"
+            f"{option} {given[0]} does nothing for --policy {policy}: leave it out, or use"
+            f" {kind}MODEL",
+            setting=option.lstrip("-").replace("-", "_"),
         )
 
 
-def _checked(kind: type[Settings], row: dict[str, Any], option: Callable[[str], str]) -> Settings:
-    from pydantic import ValidationError
-
-    from agentrl.chat.settings import one_of_these
-
-    try:
-        return kind.model_validate(row)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        said = problem["msg"].removeprefix("Value error, ").lower()
-        if not problem["loc"]:
-            raise ConfigError(f"{option('')}: {said}") from None
-        if problem["type"] == "literal_error":
-            said = one_of_these(problem["input"], problem["ctx"]["expected"])
-        raise ConfigError(
-            f"{option(str(problem['loc'][0]))} {as_toml(problem['input'])}: {said}"
-        ) from None
-
-
-def read_settings(pairs: list[str] | None, option: str = "--set") -> dict[str, Any]:
-    """`key=value` pairs; values are read as JSON where they are JSON, else as text.
-
-    Raises:
-        ConfigError: a pair has no key or no equals sign.
-    """
-    settings: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, separator, text = pair.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"{option} {pair!r}: write it as key=value")
-        try:
-            settings[key] = json.loads(text)
-        except ValueError:
-            settings[key] = text
-    return settings
-
-
 def trusted(sandbox: str, trust: bool) -> str:
-    """The name of a sandbox, with the word of trust where it was said.
+    """The name of a sandbox, marked if the user trusts the environment.
 
     Raises:
-        ConfigError: it was said of a sandbox that needs none.
+        ConfigError: `--trust` was given for a sandbox that needs no trust.
     """
     if trust and sandbox != "process":
         raise ConfigError(
-            f"--trust goes with --sandbox process, not with --sandbox {sandbox}: only that is no"
-            " boundary"
+            f"--trust goes with --sandbox process, not with --sandbox {sandbox}: leave it out",
+            setting="trust",
         )
     if not trust:
         return sandbox
@@ -202,20 +246,20 @@ def trusted(sandbox: str, trust: bool) -> str:
 
 
 def print_json(result: Any) -> None:
-    """One JSON object on a line of its own; numbers that JSON does not have are text, as "inf"."""
+    """Print one JSON object on its own line; numbers that JSON lacks become text, as "inf"."""
     print(plain(json.dumps(_finite(result), ensure_ascii=False, default=str, allow_nan=False)))
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

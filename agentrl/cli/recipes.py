@@ -9,62 +9,59 @@ import typer
 
 from agentrl.cli.options import Json, print_json
 from agentrl.cli.train import training_parts
+from agentrl.settings import as_toml
 
 
 def recipes(
     name: Annotated[
-        str, typer.Argument(help="Of a recipe, or path/to/file.py:name; without one: all.")
+        str, typer.Argument(help="Name of a recipe, or path/to/file.py:name; none lists them all.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List the recipes, or say all of one: parts, formulas, options, differences from its paper."""
+    """List the recipes, or describe one: parts, formulas, options with types and defaults."""
     with training_parts():
-        from agentrl.trainers.algorithms.catalogue.describe import recipe_sheet, recipe_table
+        from agentrl.trainers.algorithms.describe import recipe_sheet, recipe_table
 
-    found: dict[str, Any] = recipe_sheet(name) if name else {"recipes": recipe_table()}
+    result: dict[str, Any] = recipe_sheet(name) if name else {"recipes": recipe_table()}
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        print("\n".join(_sheet(found) if name else _table(found["recipes"])))
+        print("\n".join(_format_sheet(result) if name else _format_table(result["recipes"])))
 
 
-def _table(rows: list[dict[str, str]]) -> Iterator[str]:
-    heads = dict(zip(rows[0], rows[0], strict=True))
-    widths = {key: max(len(row[key]) for row in (heads, *rows)) for key in heads}
-    for row in (heads, *rows):
+def _format_table(rows: list[dict[str, str]]) -> Iterator[str]:
+    header = {key: key for key in rows[0]}
+    widths = {key: max(len(row[key]) for row in (header, *rows)) for key in header}
+    for row in (header, *rows):
         yield "  ".join(text.ljust(widths[key]) for key, text in row.items()).rstrip()
 
 
-def _sheet(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['name']}  {found['paper']}"
-    for part in found["parts"]:
+def _format_sheet(sheet: dict[str, Any]) -> Iterator[str]:
+    yield f"{sheet['name']}  {sheet['paper']}"
+    for part in sheet["parts"]:
         yield ""
         yield f"{part['place']}: {part['name']}"
         yield f"  {part['formula']}"
-        yield from _options(part["options"])
+        yield from _format_options(part["options"])
     yield ""
     yield "settings of the recipe"
-    yield from _options(found["settings"])
+    yield from _format_options(sheet["settings"])
     yield ""
-    yield "takes on, when one of their options is set"
-    for part in found["additions"]:
-        said = ", ".join(f"{one['name']} = {one['default']}" for one in part["options"])
-        yield f"    {part['name']:<25} {said}"
+    yield "parts that are added when one of their options is set"
+    for part in sheet["additions"]:
+        options = [f"{one['name']} = {as_toml(one['default'])}" for one in part["options"]]
+        yield f"    {part['name']:<25} {', '.join(options)}"
     yield ""
     yield 'other parts by name, as in credit = ["gae", "whiten"]'
-    for place, names in found["exchanges"].items():
+    for place, names in sheet["exchanges"].items():
         yield f"    {place:<13} {', '.join(names)}"
     yield ""
-    yield f"reads: {', '.join(found['needs']) or 'tokens and outcomes'}"
-    yield ""
-    yield "differs from its paper" if found["deviations"] else "differs in nothing that is known"
-    for one in found["deviations"]:
-        yield f"  {one['name']}: {one['differs']}"
-        yield f"    why: {one['why']}"
-        if one["settings"]:
-            yield f"    the paper's: {one['settings']}"
+    yield f"reads: {', '.join(sheet['needs']) or 'tokens and outcomes'}"
+    yield "differences from its paper: docs/deviations.md"
 
 
-def _options(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _format_options(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
-        yield f"    {row['name']:<20} {row['type']:<16} {row['default']}"
+        allowed = f"{row['type']} {row['range']}".strip()
+        yield f"    {row['name']:<20} {as_toml(row['default']):<12} {allowed}"
+        yield f"    {'':<20} {row['description']}"

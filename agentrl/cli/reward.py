@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.records.plain import plain
 
 if TYPE_CHECKING:
-    from agentrl.verifiers.models.reward_store import Version
+    from agentrl.verifiers.models.reward_service import Version
 
 app = typer.Typer(
     help="Publish versions of a reward model, serve them, and go back to an older one.",
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 Store = Annotated[Path, typer.Argument(help="Folder of the versions.")]
-Why = Annotated[str, typer.Option(help="Is recorded, and told to clients of that version.")]
+Why = Annotated[str, typer.Option(help="The reason, shown to clients of that version.")]
 
 
 @app.command()
@@ -42,7 +42,7 @@ def publish(
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Also what ranks clearly worse, or was published or withdrawn before."
+            "--anyway", help="Publish even if it ranks clearly worse or was published before."
         ),
     ] = False,
     as_json: Json = False,
@@ -50,36 +50,36 @@ def publish(
     """Copy a model into a store as its next version, score the store's pairs, and serve it from
     now on.
     """
-    from agentrl.verifiers.models.reward_store import RewardStore
+    from agentrl.verifiers.models.reward_service import RewardStore
 
-    known = RewardStore(store)
-    before = known.served() if known.numbers() else None
-    found = known.publish(model, _read_pairs(pairs) if pairs else (), anyway=anyway)
-    agrees = f", {found.agrees(before):.3f} of them as version {before.number}" if before else ""
+    versions = RewardStore(store)
+    before = versions.served() if versions.numbers() else None
+    version = versions.publish(model, _read_pairs(pairs) if pairs else (), anyway=anyway)
     if as_json:
-        print_json(_row(found))
-        return
-    print(f"published version {found.number}: {_checked(found)}{agrees}")
-    if before is None:
+        print_json(_row(version))
+    elif before is None:
+        print(f"published version {version.number}: {_describe(version)}")
         print(f"serve it: agentrl reward serve {store}")
+    else:
+        agreement = f"{version.agrees(before):.3f} of them as version {before.number}"
+        print(f"published version {version.number}: {_describe(version)}, {agreement}")
 
 
 @app.command()
 def serve(
     store: Store,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8100,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8100,
     window: Annotated[
-        int, typer.Option(min=200, max=100_000, help="Last scores whose drift is told.")
+        int,
+        typer.Option(min=200, max=100_000, help="Last scores whose drift is reported."),
     ] = 1000,
 ) -> None:
-    """Score conversations over HTTP by the newest version that was not withdrawn, until
-    interrupted.
+    """Serve the newest version that was not withdrawn over HTTP, until interrupted.
 
-    Versions that are published or withdrawn meanwhile are seen at once.
+    Versions that are published or withdrawn meanwhile take effect at once.
     """
-    from agentrl.verifiers.models.reward_server import RewardServer, application
-    from agentrl.verifiers.models.reward_store import RewardStore
+    from agentrl.verifiers.models.reward_service import RewardServer, RewardStore, application
     from agentrl.verifiers.models.served_reward import KEY, reward_key
 
     try:
@@ -101,7 +101,7 @@ def serve(
     server = RewardServer(RewardStore(store), window, tell)
     with _listening(host, port) as listener:
         tell(f"version {server.open()} of {store} at http://{host}:{port}")
-        config = uvicorn.Config(application(server, key), log_level="warning")
+        config = uvicorn.Config(application(server, key, host), log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -110,37 +110,37 @@ def status(
     where: Annotated[str, typer.Argument(help="Folder of the versions, or http://HOST:PORT.")],
     as_json: Json = False,
 ) -> None:
-    """Say which versions there are and how good, or what a server serves and how far its scores
-    moved.
+    """List the versions and how well they rank, or what a server serves and how far its scores
+    have drifted.
     """
-    from agentrl.verifiers.models.reward_store import RewardStore
+    from agentrl.verifiers.models.reward_service import RewardStore
     from agentrl.verifiers.models.served_reward import ServedReward, is_address
 
     if is_address(where):
-        found = ServedReward(where).status()
+        status = ServedReward(where).status()
         if as_json:
-            print_json(found)
+            print_json(status)
             return
-        for row in found["versions"]:
-            state = _state(row["version"], found["served"], row["withdrawn"])
+        for row in status["versions"]:
+            state = _state(row["version"], status["served"], row["withdrawn"])
             print(f"version {row['version']}  {state}: {_drift(row)}")
         return
     store = RewardStore(where)
     served, versions = store.served().number, store.versions()
     if as_json:
-        rows = [_row(one) | {"withdrawn": store.withdrawn(one.number)} for one in versions]
+        rows = [_row(each) | {"withdrawn": store.withdrawn(each.number)} for each in versions]
         print_json({"served": served, "versions": rows})
         return
-    for one in versions:
-        state = _state(one.number, served, store.withdrawn(one.number))
-        print(f"version {one.number}  {one.published}  {state}: {_checked(one)}")
+    for each in versions:
+        state = _state(each.number, served, store.withdrawn(each.number))
+        print(f"version {each.number}  {each.published}  {state}: {_describe(each)}")
 
 
 @app.command()
 def rollback(
     store: Store,
     why: Why,
-    version: Annotated[int, typer.Option(min=0, help="To withdraw; 0: the served one.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help="Which to withdraw; 0: the served one.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Withdraw the version that is served, or another one; the newest that is left is served.
@@ -148,13 +148,13 @@ def rollback(
     Whoever trains against the withdrawn version stops with a sentence, since rewards of two
     versions cannot be compared; --resume goes on with the one that is served then.
     """
-    from agentrl.verifiers.models.reward_store import RewardStore
+    from agentrl.verifiers.models.reward_service import RewardStore
 
     bad, served = RewardStore(store).rollback(why, version)
     if as_json:
         print_json({"withdrawn": bad.number, "served": served.number, "why": why})
         return
-    print(f"withdrew version {bad.number}; version {served.number} is served: {_checked(served)}")
+    print(f"withdrew version {bad.number}; version {served.number} is served: {_describe(served)}")
 
 
 @contextmanager
@@ -175,31 +175,31 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _read_pairs(path: Path) -> list[Any]:
-    from agentrl.trainers.offline.data.files import read_examples
-    from agentrl.verifiers.models.reward_store import Ranked
+    from agentrl.trainers.offline.files import read_examples
+    from agentrl.verifiers.models.reward_service import Ranked
 
-    found, _ = read_examples([path], "pairs")
+    pairs, _ = read_examples([path], "pairs")
     return [
-        Ranked(one.prompt + one.chosen.messages, one.prompt + one.rejected.messages)
-        for one in found
+        Ranked(pair.prompt + pair.chosen.messages, pair.prompt + pair.rejected.messages)
+        for pair in pairs
     ]
 
 
-def _row(one: Version) -> dict[str, Any]:
+def _row(version: Version) -> dict[str, Any]:
     return {
-        "version": one.number,
-        "source": one.source,
-        "published": one.published,
-        "digest": one.digest,
-        "accuracy": one.accuracy,
-        "margin": fmean(one.margins),
-        "pairs": len(one.margins),
+        "version": version.number,
+        "source": version.source,
+        "published": version.published,
+        "digest": version.digest,
+        "accuracy": version.accuracy,
+        "margin": fmean(version.margins),
+        "pairs": len(version.margins),
     }
 
 
-def _checked(one: Version) -> str:
-    margin = fmean(one.margins)
-    return f"ranks {one.accuracy:.3f} of {len(one.margins)} pairs rightly, mean margin {margin:.2f}"
+def _describe(version: Version) -> str:
+    pairs, margin = len(version.margins), fmean(version.margins)
+    return f"ranks {version.accuracy:.3f} of {pairs} pairs rightly, mean margin {margin:.2f}"
 
 
 def _state(number: int, served: int, withdrawn: str | None) -> str:

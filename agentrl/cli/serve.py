@@ -12,7 +12,7 @@ from agentrl.cli.options import EngineOption, Parser, is_loopback, vllm_settings
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentrl.engines.settings import EngineSettings
+    from agentrl.engines.base import EngineSettings
 
 _KEY = "VLLM_API_KEY"
 # Tool-call formats that vLLM reads as well, by its own names.
@@ -29,8 +29,8 @@ _VLLM_PARSERS = {
 
 def serve(
     model: Annotated[str, typer.Argument(help="Folder of a model, or ORG/NAME.")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     engine_option: EngineOption = None,
     parser: Parser = "auto",
 ) -> None:
@@ -39,14 +39,14 @@ def serve(
     Requests may ask for `logprobs` and `return_token_ids`; log-probabilities are those of the
     distribution that was sampled. Tool calls are read in the format of the model's chat template.
     """
-    from agentrl.engines.vllm_setup import QUIET, refuse_missing
+    from agentrl.engines.vllm import QUIET, refuse_missing
 
     settings = vllm_settings(engine_option)
     refuse_missing(settings)
     if settings.process != "auto":
         raise ConfigError(
-            f"--engine-option process={str(settings.process).lower()} does nothing here, as a"
-            " server is a process of its own: leave it out"
+            f"--engine-option process={str(settings.process).lower()} does nothing here, because a"
+            " server is its own process: leave it out"
         )
     if not is_loopback(host) and not os.environ.get(_KEY):
         raise ConfigError(
@@ -65,7 +65,7 @@ def serve(
 def _arguments(model: str, settings: EngineSettings) -> list[str]:
     """What vLLM's own command is told, as the engine tells vLLM."""
     from agentrl.engines.loading import best_device, find_model, own_dtype
-    from agentrl.engines.vllm_setup import engine_arguments
+    from agentrl.engines.vllm import engine_arguments
 
     folder = find_model(model)
     dtype = own_dtype(folder) if settings.dtype == "auto" else settings.dtype

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Json, Sandbox, Set, print_json
+from agentrl.cli.options import Json, LimitOption, Sandbox, SetConfig, print_json
 from agentrl.errors import ConfigError
 
 _TRAINING_ENV = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",  # TRL would tell its maker of every trainer that is made
-    "MKL_DYNAMIC": "FALSE",  # a number of threads that follows the load changes the last bits
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # TRL would report every trainer that is created
+    "MKL_DYNAMIC": "FALSE",  # a varying number of threads changes the last bits
     "OMP_DYNAMIC": "FALSE",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -23,7 +23,7 @@ _TRAINING_ENV = {
 
 @contextmanager
 def training_parts() -> Iterator[None]:
-    """What an import lacks in here is part of the extra [train]."""
+    """Report a missing import in this block as a missing extra [train]."""
     for name, value in _TRAINING_ENV.items():
         os.environ.setdefault(name, value)
     try:
@@ -34,53 +34,43 @@ def training_parts() -> Iterator[None]:
         ) from error
 
 
-def train(  # noqa: PLR0913 - the options of a command
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="TOML file with the settings; with --from-trl: where to write them."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/train"),
-    set_: Set = None,
+def train(
+    config: Annotated[Path | None, typer.Argument(help="TOML file with the settings.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
+    set_: SetConfig = None,
+    limits: LimitOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the run folder's last checkpoint.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint in --out.")
     ] = False,
-    log_to: Annotated[str, typer.Option(help="Also log to these: tensorboard,wandb,trackio.")] = "",
-    from_trl: Annotated[
-        Path | None,
-        typer.Option(help="Only translate this JSON file of a trl.GRPOConfig; --set env, model."),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only say which models and bytes the run will hold.")
-    ] = False,
+    log_to: Annotated[
+        str, typer.Option(help="Comma-separated trackers to log to: tensorboard, wandb, trackio.")
+    ] = "",
+    plan: Annotated[bool, typer.Option("--plan", help="Print the memory plan and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train as a file says: online, on the groups that a policy plays; one offline stage; or a
-    recipe of stages.
-    """
-    if from_trl:
-        _translate(from_trl, config, set_ or [], as_json)
-        return
+    """Train from a config: online RL, one offline stage, or a multi-stage recipe."""
+    overrides = [*(set_ or []), *(f"limits.{pair}" for pair in limits or ())]
     if config is None:
         raise ConfigError("CONFIG is missing: give a TOML file, as in agentrl train calc.toml")
     with training_parts():
-        from agentrl.trainers.online.session import plan_training, run_training
         from agentrl.trainers.pipeline import is_offline, run_offline
+        from agentrl.trainers.session import plan_training, run_training
 
-    if is_offline(config, set_ or []):
+    if is_offline(config, overrides):
         if plan or log_to:
             option = "--plan" if plan else "--log-to"
             raise ConfigError(f"{option} is for online training, and {config} names offline stages")
         with training_parts():
-            found = run_offline(config, out, overrides=set_ or [], resume=resume)
-        print_json(found) if as_json else print(found["said"])
+            result = run_offline(config, out, overrides=overrides, resume=resume)
+        print_json(result) if as_json else print(result["said"])
         return
     if plan:
-        found = plan_training(config, set_ or [], show=not as_json)
+        memory = plan_training(config, overrides, show=not as_json)
         if as_json:
-            print_json(found)
+            print_json(memory)
         return
     trackers = [name for name in log_to.split(",") if name]
-    result = run_training(config, out, overrides=set_ or [], resume=resume, log_to=trackers)
+    result = run_training(config, out, overrides=overrides, resume=resume, log_to=trackers)
     if as_json:
         print_json(result)
     else:
@@ -89,36 +79,18 @@ def train(  # noqa: PLR0913 - the options of a command
         print(f"trained {rounds}; run folder {result['run']}; model {result['model']}")
 
 
-def _translate(source: Path, target: Path | None, overrides: list[str], as_json: bool) -> None:
-    """Say what a GRPOConfig is here, on the terminal or in a file."""
-    if target and target.exists():
-        raise ConfigError(f"{target} exists: name a file that does not, to write the settings to")
-    with training_parts():
-        from agentrl.trainers.from_trl.translate import translate_file
-
-        found = translate_file(source, overrides)
-    text = found.toml(str(source))
-    if target:
-        target.write_text(text)
-    if as_json:
-        print_json(vars(found) | {"file": str(target) if target else None})
-    else:
-        notes = (
-            f"{len(found.differs)} settings differ in meaning, {len(found.unmatched)} have no match"
-        )
-        print(f"wrote {target}: {notes}; its head names them" if target else text)
-
-
 def demo(
-    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     sandbox: Sandbox = "auto",
-    engine: Annotated[str, typer.Option(help="What samples: transformers or vllm.")] = (
+    engine: Annotated[str, typer.Option(help="Engine that samples: transformers or vllm.")] = (
         "transformers"
     ),
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/demo-SEED.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default runs/demo-SEED.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a tiny agent to repair programs, from nothing to a report, in a few minutes."""
+    """Train a tiny agent to repair programs, from scratch to a report, in a few minutes."""
     with training_parts():
         from agentrl.trainers.demo import run_demo
 

@@ -13,10 +13,10 @@ from agentrl.errors import ConfigError
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run.")],
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run as one self-contained page."""
+    """Write the report of a run as one self-contained HTML page."""
     from agentrl.report.page import write_report
 
     page = write_report(_existing_run(run))
@@ -36,7 +36,7 @@ def _existing_run(folder: Path) -> Path:
     demo = re.fullmatch(r"demo-(\d+)", folder.name)
     seed = f" SEED={demo[1]}" if demo and demo[1] != "0" else ""
     fix = (
-        f"make it with `make demo{seed}`"
+        f"create it with `make demo{seed}`"
         if demo
         else "give the --out folder of an evaluation or a training run"
     )

@@ -8,22 +8,23 @@ from `state()` chooses the same tasks.
 
 from __future__ import annotations
 
+import heapq
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.curriculum import samplers
-from agentrl.curriculum.adaptive import group_sizes
-from agentrl.curriculum.estimates import Estimate, over_all_tasks
-from agentrl.curriculum.parts import Part
 from agentrl.curriculum.posterior import Beliefs, Floats, group_signal
 from agentrl.curriculum.settings import PoolSettings, Staged, weigh_of
+from agentrl.curriculum.source import EnvPart
 from agentrl.errors import ConfigError
 from agentrl.rollout.play import derive_seed
 from agentrl.trajectory import Group
@@ -32,13 +33,65 @@ from agentrl.types import Task
 _PROFILED = -2  # the round of what a profile counted: before all rounds, and not never
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over all tasks of a pool.
+
+    Attributes:
+        value: the estimate; without bias, so now and then outside of [0, 1].
+        variance: of `value`.
+        n_tasks: tasks that were seen for it.
+    """
+
+    value: float
+    variance: float
+    n_tasks: int
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The normal interval of that level. It holds too seldom where few tasks are drawn and
+        almost none of their episodes pass.
+        """
+        half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(self.variance)
+        return self.value - half, self.value + half
+
+
+def over_all_tasks(seen: Floats, expected: Floats, pi: Floats, expected_N: Floats) -> Estimate:
+    """The mean pass rate of all N tasks, from those that were drawn.
+
+    The mean over the drawn tasks shows what the sampler prefers. The chance π_i of each task to be
+    drawn is known, so the mean over all tasks has an estimate without bias:
+    Σ_i m_i / N + Σ_{i drawn} (y_i − m_i) / (N·π_i), where m_i was expected of task i before it was
+    played and y_i was observed. (Horvitz and Thompson 1952; with expectations it is the difference
+    estimator of Cassel, Särndal and Wretman 1976: wrong expectations cost width, but no bias.)
+
+    Args:
+        seen: y of each drawn task, such as passed / scored.
+        expected: m of each drawn task.
+        pi: its chance to be drawn; positive.
+        expected_N: m of all tasks.
+
+    The variance is Σ ((y − m) / (N·π))², that of independent draws: a draw of fixed size has at
+    most about this.
+    """
+    parts = (seen - expected) / (len(expected_N) * pi)
+    value = float(expected_N.mean() + parts.sum())
+    return Estimate(value, float(np.square(parts).sum()), len(seen))
+
+
 @dataclass
 class _Draw:
-    """One draw: places, chances and expectations, and what was seen of it so far."""
+    """One draw: places, chances and expectations, and what was seen of it so far.
+
+    Attributes:
+        expected_N: expected pass rate of every task; of a task that rests, and so cannot be drawn,
+            the rate at which it was last solved.
+        variance: of the mean of these rates of resting tasks.
+    """
 
     at: NDArray[np.int64]
     pi: Floats
     expected_N: Floats
+    variance: float
     seen: dict[int, float | None] = field(default_factory=dict)
 
     def estimate(self) -> Estimate | None:
@@ -53,7 +106,8 @@ class _Draw:
             return None
         rates = np.array([rate for _, rate in known if rate is not None], dtype=np.float64)
         pi = self.pi[at] * (len(at) / len(self.at))
-        return over_all_tasks(rates, self.expected_N[self.at[at]], pi, self.expected_N)
+        estimate = over_all_tasks(rates, self.expected_N[self.at[at]], pi, self.expected_N)
+        return replace(estimate, variance=estimate.variance + self.variance)
 
 
 class PoolSource:
@@ -78,7 +132,7 @@ class PoolSource:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[EnvPart],
         settings: PoolSettings,
         seed: int,
         state: Mapping[str, Any] | None = None,
@@ -98,8 +152,11 @@ class PoolSource:
         self._played: dict[str, int] = {}  # of the round: id -> level; some are retired by its end
         self._fill(saved.get("taken", []))
         self._drawn_N = np.full(len(self), -1, dtype=np.int64)
-        for place, last in saved.get("drawn", []):
+        # Passed and scored episodes of each task when it was last drawn.
+        self._last_passed_N, self._last_scored_N = np.zeros(len(self)), np.zeros(len(self))
+        for place, last, passed, scored in saved.get("drawn", []):
             self._drawn_N[place] = last
+            self._last_passed_N[place], self._last_scored_N[place] = passed, scored
         profile = _read_profile(settings.start) if settings.start else {}
         prior = tuple(profile.get("prior", settings.prior))
         self.beliefs = Beliefs.of(self._levels, (prior[0], prior[1]))
@@ -142,10 +199,23 @@ class PoolSource:
         pi_N = samplers.inclusion(weights_N, n, self._settings.explore, ~self._resting_N)
         at = samplers.systematic_sample(pi_N, rng)
         self._draws += 1
-        draw = _Draw(at, pi_N[at], believed.mean_N)
+        draw = _Draw(at, pi_N[at], *self._expect(believed))
         tasks = [self._tasks[place] for place in at]
         self._pending |= dict.fromkeys((task.id for task in tasks), draw)
         return tasks
+
+    def _expect(self, believed: Beliefs) -> tuple[Floats, float]:
+        """`expected_N` and `variance` of a draw.
+
+        A task rests because it was drawn, whatever came of it, so the rate at which it was solved
+        then is an estimate without bias; what is believed of it is not, being drawn to the prior.
+        """
+        resting_N = self._resting_N & (self._last_scored_N > 0)
+        scored_N = np.maximum(self._last_scored_N, 1.0)
+        rate_N = self._last_passed_N / scored_N
+        variance_N = np.where(resting_N, rate_N * (1 - rate_N) / np.maximum(scored_N - 1, 1), 0.0)
+        expected_N = np.where(resting_N, rate_N, believed.mean_N)
+        return expected_N, float(variance_N.sum()) / len(self) ** 2
 
     def sizes(self, tasks: Sequence[Task], group_size: int) -> list[int]:
         """Episodes for each of these tasks, `group_size` on average."""
@@ -179,6 +249,7 @@ class PoolSource:
         scored = [sum(one is not None for one in group) for group in passes]
         at = [self._place[group.task.id] for group in own]
         self._drawn_N[at] = step
+        self._last_passed_N[at], self._last_scored_N[at] = passed, scored
         counted = [i for i, count in enumerate(scored) if count]
         self._played |= {own[i].task.id: int(self._levels[at[i]]) for i in counted}
         self.beliefs = self.beliefs.observed(
@@ -225,6 +296,7 @@ class PoolSource:
                 (beliefs.alpha_N[place], beliefs.beta_N[place], beliefs.last_N[place])
             ]
         ]
+        last = self._last_passed_N, self._last_scored_N
         return {
             "sampler": self._settings.sampler,  # type: ignore[attr-defined]
             "draws": self._draws,
@@ -232,7 +304,10 @@ class PoolSource:
             "stage": self._stage,
             "moved": sorted(self._positions.items()),
             "taken": list(self._taken),
-            "drawn": [[int(p), int(self._drawn_N[p])] for p in np.flatnonzero(self._resting_N)],
+            "drawn": [
+                [int(p), *(int(row[p]) for row in (self._drawn_N, *last))]
+                for p in np.flatnonzero(self._resting_N)
+            ],
             "beliefs": {"tasks": len(self), "rows": rows},
         }
 
@@ -374,3 +449,43 @@ def _read_profile(path: str) -> dict[str, Any]:
     if not all(0 <= c <= n for c, n in counts.values()):
         raise ConfigError(f"curriculum.start={path!r} has counts that cannot be: profile again")
     return {"pass_rates": counts, "prior": (a, b)}
+
+
+def group_sizes(alpha_n: Floats, beta_n: Floats, total: int, least: int, most: int) -> list[int]:
+    """Episodes for each of n tasks, `total` in all, that make the expected number of groups with
+    signal as large as it can be.
+
+    One more episode of a task makes its group one with signal with the chance
+    E[p^G·(1 − p)] + E[(1 − p)^G·p], which only falls as G grows: giving each next episode to the
+    task where it is largest is therefore optimal.
+
+    Args:
+        alpha_n, beta_n: what is believed of the tasks' pass rates.
+        total: from n·least to n·most; what lies outside is held to these.
+        least, most: bounds of one group.
+    """
+    sizes = [least] * len(alpha_n)
+    pass_n, fail_n = np.ones(len(alpha_n)), np.ones(len(alpha_n))
+    for place in range(least):
+        pass_n *= (alpha_n + place) / (alpha_n + beta_n + place)
+        fail_n *= (beta_n + place) / (alpha_n + beta_n + place)
+    chances = [[float(p), float(f)] for p, f in zip(pass_n, fail_n, strict=True)]
+
+    def gain(task: int) -> float:
+        a, b, size = float(alpha_n[task]), float(beta_n[task]), sizes[task]
+        passes, fails = chances[task]
+        return (passes * b + fails * a) / (a + b + size)
+
+    queue = [(-gain(task), task) for task in range(len(sizes)) if least < most]
+    heapq.heapify(queue)
+    for _ in range(total - sum(sizes)):
+        if not queue:
+            break
+        _, task = heapq.heappop(queue)
+        a, b, size = float(alpha_n[task]), float(beta_n[task]), sizes[task]
+        chances[task][0] *= (a + size) / (a + b + size)
+        chances[task][1] *= (b + size) / (a + b + size)
+        sizes[task] += 1
+        if sizes[task] < most:
+            heapq.heappush(queue, (-gain(task), task))
+    return sizes

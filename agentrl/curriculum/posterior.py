@@ -102,23 +102,23 @@ class Beliefs:
         return replace(self, alpha_N=alpha_N, beta_N=beta_N, last_N=last_N)
 
     def informed(self) -> Beliefs:
-        """The same, but a task that was never played is expected to be like the played ones of its
-        stratum: as wide as the prior, around the stratum's mean.
+        """The same counts under one prior for all tasks of a stratum, played or not.
+
+        Its mean is the stratum's pass rate and its size that of `prior`. A task that failed is then
+        always believed harder than one of its stratum that was never played, so that where
+        everything fails, new tasks come first.
         """
-        seen_N, total = self.seen_N, sum(self.prior)
-        if seen_N.all() or not seen_N.any():
+        if not self.seen_N.any():
             return self
-        size = int(self.stratum_N.max()) + 1
-        passed = np.bincount(self.stratum_N, seen_N * (self.alpha_N - self.prior[0]), size)
-        failed = np.bincount(self.stratum_N, seen_N * (self.beta_N - self.prior[1]), size)
         # Forgetting can leave a count a little below the prior's own.
-        passed_S = np.maximum(passed, 0.0) + self.prior[0]
-        failed_S = np.maximum(failed, 0.0) + self.prior[1]
+        passed_N = np.where(self.seen_N, np.maximum(self.alpha_N - self.prior[0], 0.0), 0.0)
+        failed_N = np.where(self.seen_N, np.maximum(self.beta_N - self.prior[1], 0.0), 0.0)
+        passed_S = np.bincount(self.stratum_N, passed_N) + self.prior[0]
+        failed_S = np.bincount(self.stratum_N, failed_N) + self.prior[1]
         mean_N = (passed_S / (passed_S + failed_S))[self.stratum_N]
+        size = sum(self.prior)
         return replace(
-            self,
-            alpha_N=np.where(seen_N, self.alpha_N, total * mean_N),
-            beta_N=np.where(seen_N, self.beta_N, total * (1 - mean_N)),
+            self, alpha_N=passed_N + size * mean_N, beta_N=failed_N + size * (1 - mean_N)
         )
 
 

@@ -1,9 +1,9 @@
 """Samplers: which tasks to play, as pure functions from beliefs to inclusion probabilities.
 
-A sampler gives every task i of N its weight; `inclusion` makes of it the chance π_i that task i is
-among the n that are drawn, and `systematic_sample` draws with exactly these chances. That the
-chances are known is what makes honest estimates possible (`estimates`); that they are never 0 for a
-task that may be played is the work of `explore`, the share that goes to all tasks alike.
+A sampler gives every task i of N its weight. `inclusion` turns the weights into the chance π_i that
+task i is among the n that are drawn, and `systematic_sample` draws with exactly these chances.
+Because they are known, unbiased estimates are possible (`pool.over_all_tasks`). `explore`, the
+share that goes to all tasks alike, keeps them above 0 for every task that may be played.
 """
 
 from __future__ import annotations

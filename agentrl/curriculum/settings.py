@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from agentrl.settings import STRICT
+from agentrl.types import LimitSettings
 
 
 class EnvTable(BaseModel):
@@ -23,6 +24,8 @@ class EnvTable(BaseModel):
     """What metrics and task ids call it; empty: its id."""
     settings: dict[str, Any] = {}
     """Arguments of the environment's constructor."""
+    limits: LimitSettings = LimitSettings()
+    """Limits of this environment alone: `{turn_tokens = 4096}`."""
     floor: float = Field(default=0.0, ge=0, le=1)
     """Least share of the tasks that are played."""
 

@@ -1,12 +1,17 @@
-"""Where a run's tasks come from: a source hands them out and sees how they were played."""
+"""Where a run's tasks come from: its environments, and a source that hands their tasks out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+from agentrl.curriculum.settings import EnvTable, name_in_run
+from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
+from agentrl.registry import factory
+from agentrl.rollout.play import derive_seed
 from agentrl.trajectory import Group
 from agentrl.types import Task
 
@@ -105,3 +110,62 @@ class Uniform:
     def state(self) -> dict[str, Any]:
         """Epoch, and how many of its tasks were handed out."""
         return {"epoch": self._epoch, "drawn": self._drawn}
+
+
+@dataclass(frozen=True)
+class EnvPart:
+    """One environment at one level of difficulty.
+
+    Attributes:
+        env: name of the environment in this run; empty where it is the only one.
+        id: the environment id that was asked for.
+        level: difficulty, from 0, the easiest.
+        prefix: what the ids of its tasks begin with, before a slash; empty where it is the run's
+            only part, whose ids stay as they are.
+        floor: least share of the environment's tasks.
+        make: builds an instance.
+    """
+
+    env: str
+    id: str
+    level: int
+    prefix: str
+    floor: float
+    make: Callable[[], ToolEnv]
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        """The tasks of a split, under the ids that they have in the run."""
+        for task in self.make().tasks(split, seed):
+            if self.prefix:
+                yield task.model_copy(update={"id": f"{self.prefix}/{task.id}"})
+            else:
+                yield task
+
+    def epoch(self, seed: int) -> Callable[[int], Iterator[Task]]:
+        """A function from the number of an epoch to its training tasks."""
+        return lambda number: self.tasks("train", derive_seed(seed, "train", number))
+
+
+def parts_of(
+    envs: Sequence[EnvTable], levels: Sequence[Mapping[str, Any]] = ()
+) -> list[list[EnvPart]]:
+    """The levels of each environment.
+
+    Raises:
+        ConfigError: an environment is unknown, or does not take a setting.
+    """
+    several = len(envs) > 1
+    return [
+        [
+            EnvPart(
+                env=name_in_run(table) if several else "",
+                id=table.id,
+                level=level,
+                prefix=(name_in_run(table) if several else "") + (f"#{level}" if levels else ""),
+                floor=table.floor,
+                make=factory(table.id, table.limits, **(table.settings | dict(knobs))),
+            )
+            for level, knobs in enumerate(levels or ({},))
+        ]
+        for table in envs
+    ]

@@ -1,5 +1,6 @@
-"""The engine protocol: ids in, ids and log-probabilities out. Nothing here knows of text or
-messages.
+"""Engines: ids in, ids and log-probabilities out, and their settings.
+
+Nothing here knows of text or messages, and nothing loads torch.
 """
 
 from __future__ import annotations
@@ -7,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
+
+from pydantic import BaseModel, Field, model_validator
 
 from agentrl.errors import EngineError
+from agentrl.settings import STRICT
 from agentrl.trajectory import FinishReason
+
+EngineName = Literal["transformers", "vllm"]
+Routing = Literal["off", "replay", "record"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+HISTORY_MB = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +38,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one request sampled.
+    """The answer to one request.
 
     Attributes:
         ids: token ids, the stop token included.
         logprobs: one log-probability for each id.
         finish: why sampling ended.
         version: of the weights that sampled all of it.
-        per_token: what an engine says of each token besides, as arrays whose first axis is the
-            token: "routing" (the experts that each token went to which was read, those of the
-            prompt and all ids but the last: layers with a router × experts of a token), "kept"
-            (ids that a truncated distribution could draw). Empty for engines that have neither.
+        per_token: further arrays whose first axis is the token: "routing" (the experts of each
+            token that was read, those of the prompt and all ids but the last: layers with a router
+            × experts per token), "kept" (ids that a truncated distribution could draw).
     """
 
     ids: tuple[int, ...]
@@ -60,7 +68,7 @@ class Weights(Protocol):
     module: Any
 
     def tensors(self) -> Mapping[str, Any]:
-        """Name of each parameter, as in the model's own folder, to its tensor."""
+        """Parameters by their names in the model's own folder."""
         ...
 
 
@@ -85,31 +93,27 @@ class Engine(Protocol):
         ...
 
     def seat(self) -> AbstractContextManager[None]:
-        """Announce an episode that will send requests.
-
-        A turn-synchronous engine waits for all that are seated.
-        """
+        """Announce an episode; a turn-synchronous engine waits for the requests of all of them."""
         ...
 
     def load(self, weights: Weights, version: int) -> None:
-        """Sample with these weights from now on.
+        """Sample with these weights; return once the engine has them.
 
-        It returns when the engine has them. A generation that is under way ends with the old
-        weights and the old version. Where the engine samples from the trained module itself, that
-        holds only if nothing is under way while the optimizer steps.
+        A generation that is running ends with the old weights and the old version. If the engine
+        samples from the trained module itself, nothing may run while the optimizer steps.
         """
         ...
 
     def pause(self) -> None:
-        """Begin no further generation until `resume`; requests wait."""
+        """Start no further generation until `resume`; requests wait."""
         ...
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         ...
 
     def abort(self) -> None:
-        """End every request that waits or runs with an `EngineAborted`."""
+        """End every waiting or running request with an `EngineAborted`."""
         ...
 
     async def close(self) -> None:
@@ -119,7 +123,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Measured(Protocol):
-    """An engine that counts what it does."""
+    """An engine with statistics."""
 
     def metrics(self) -> dict[str, float]:
         """`engine/…` metrics since the last call."""
@@ -128,11 +132,11 @@ class Measured(Protocol):
 
 @runtime_checkable
 class Restarted(Protocol):
-    """An engine whose process may end, and is started again.
+    """An engine whose process may end and is then restarted.
 
     Attributes:
-        restarts: how often it was.
-        gone: why it will not be any more; None as long as it may.
+        restarts: number of restarts.
+        gone: why it will not be restarted any more; None as long as it may.
     """
 
     restarts: int
@@ -140,7 +144,7 @@ class Restarted(Protocol):
 
     @property
     def is_away(self) -> bool:
-        """Whether it is being started: requests wait, through no fault of theirs."""
+        """Whether it is starting: requests wait through no fault of their own."""
         ...
 
 
@@ -150,7 +154,7 @@ def refuse_request(
     """Check a request before it may disturb others.
 
     Raises:
-        EngineError: the prompt is none for a model of this vocabulary and context.
+        EngineError: the prompt does not fit a model of this vocabulary and context.
     """
     if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
         raise EngineError(
@@ -161,3 +165,68 @@ def refuse_request(
             f"{len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens} exceed the"
             f" context length {context_length}"
         )
+
+
+class EngineSettings(BaseModel):
+    """The table `engine`. All but the first five are settings of vLLM."""
+
+    model_config = STRICT
+
+    name: EngineName = "transformers"
+    """"transformers": on the loaded model. "vllm": on its own copy of the weights, with paged keys
+    and values and continuous batches."""
+    process: Literal["auto", True, False] = "auto"
+    """Sample in a separate process with its own copy of the weights; it is restarted if it dies.
+    "auto": vLLM does, "transformers" does not."""
+    own_weights: bool = False
+    """For "transformers": sample from a second copy of the weights, replaced each round; this costs
+    their memory. vLLM always has its own copy."""
+    history_mb: int = Field(default=HISTORY_MB, ge=0)
+    """For "transformers": memory in MiB for the keys and values of earlier turns; 0 recomputes the
+    whole history in every turn. vLLM has its own cache."""
+    routing: Routing = "off"
+    """For mixtures of experts with "transformers". "replay": train each token with the experts that
+    sampled it; "record": also write them to `episodes.jsonl`."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Maximum tokens of prompt and answer together; 0: the model's context length."""
+    dtype: Precision = "auto"
+    """Precision of weights and layers; "auto": the one that the policy computes in."""
+    kv_cache_gib: float = Field(default=0.0, ge=0)
+    """Memory in GiB for keys and values; 0: on a GPU what `gpu_memory_utilization` leaves, on a CPU
+    1 GiB."""
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
+    """Share of the GPU's memory for vLLM; training on the same GPU needs the rest."""
+    enforce_eager: bool = False
+    """Compile nothing and capture no CUDA graphs. On a CPU nothing is ever compiled."""
+    sleep: bool = False
+    """On a GPU: release keys, values and weights while the policy is updated."""
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the engine runs in a separate process."""
+        return self.name == "vllm" if self.process == "auto" else self.process
+
+    @model_validator(mode="after")
+    def _fit_the_engine(self) -> Self:
+        if self.process is True and self.own_weights:
+            raise ValueError("own_weights=True: process=true implies it: leave it out")
+        if self.has_process and self.routing != "off":
+            raise ValueError(
+                f"routing={self.routing!r}: only an engine in this process knows the chosen"
+                " experts: set routing='off', or name='transformers' without process=true"
+            )
+        names = set(EngineSettings.model_fields)
+        transformers_only = {"own_weights", "history_mb", "routing"}
+        allowed = {
+            "transformers": {"name", "process", *transformers_only},
+            "vllm": names - transformers_only,
+        }
+        for name in sorted(names - allowed[self.name]):
+            value = getattr(self, name)
+            if value != EngineSettings.model_fields[name].default:
+                raise ValueError(f"{name}={value!r} is no setting of {self.name!r}: leave it out")
+        return self
+
+
+VLLM = EngineSettings(name="vllm", gpu_memory_utilization=0.9)
+"""vLLM with the GPU to itself."""

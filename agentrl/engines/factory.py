@@ -1,4 +1,4 @@
-"""A model's name and the settings of its chat -> what plays, in training and evaluation alike."""
+"""Open the chat and the engine of a model, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.chat.contract import check_chat
 from agentrl.chat.settings import ChatSettings
 from agentrl.chat.shipped import template_text
 from agentrl.chat.tokens import Chat
-from agentrl.engines.base import Engine
+from agentrl.engines.base import Engine, EngineSettings
 from agentrl.engines.loading import (
     find_model,
     load_config,
@@ -20,8 +20,7 @@ from agentrl.engines.loading import (
     own_dtype,
     transformers_engine,
 )
-from agentrl.engines.settings import EngineSettings
-from agentrl.engines.vllm_setup import refuse_missing
+from agentrl.engines.vllm import refuse_missing
 from agentrl.errors import ConfigError, TemplateError
 
 if TYPE_CHECKING:
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
 
 
 def open_chat(model: str | Path, settings: ChatSettings | None = None) -> Chat:
-    """The chat of a model's tokenizer, with what its settings leave open found out.
+    """The chat of a model's tokenizer; "auto" settings are resolved by probing its template.
 
     Raises:
-        ConfigError: there is no such model or template, or no tokenizer that can be loaded.
-        TemplateError: the chat template cannot carry exact tokens; the sentence names a setting.
+        TemplateError: the chat template cannot carry exact tokens.
     """
     settings = settings or ChatSettings()
     tokenizer = load_tokenizer(model)
@@ -59,26 +57,21 @@ def open_engine(
 ) -> Engine:
     """The engine that samples turns of a chat with a loaded model.
 
-    vLLM, and any engine with a process of its own, takes from the model only where its folder is
-    and what it computes in; vLLM's own weights are random until the first `load`.
+    vLLM, and any engine in a separate process, uses only the model's folder and precision; vLLM's
+    own weights are random until the first `load`.
 
     Args:
-        log: file for the output of an engine's own process; None keeps it only for errors.
+        log: file for the output of an engine's process; None keeps it only for errors.
 
     Raises:
-        ConfigError: the tokenizer is not the model's, its experts cannot be told, or vLLM cannot be
-            had or serve the model.
-        EngineAway: the engine's own process ended while it started.
+        EngineAway: the engine's process ended while it started.
     """
     settings = settings or EngineSettings()
     _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
     if settings.name == "transformers" and not settings.has_process:
+        history_mb, routing = settings.history_mb, settings.routing != "off"
         return transformers_engine(
-            model,
-            chat,
-            synchronous=synchronous,
-            history_mb=settings.history_mb,
-            routing=settings.routing != "off",
+            model, chat, synchronous=synchronous, history_mb=history_mb, routing=routing
         )
     base: Any = getattr(model, "get_base_model", lambda: model)()
     dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
@@ -102,12 +95,7 @@ def open_engine(
 def open_vllm(
     model: str | Path, chat: Chat, settings: EngineSettings, log: Path | None = None
 ) -> Engine:
-    """The vLLM engine of a model's folder, with the weights that are in it; `log` as above.
-
-    Raises:
-        ConfigError: the tokenizer is not the model's, or vLLM cannot be had or serve the model.
-        EngineAway: vLLM's own process ended while it started.
-    """
+    """The vLLM engine of a model's folder, with the folder's weights; `log` as above."""
     folder = find_model(model)
     _refuse_vocabulary(chat, int(load_config(folder).get_text_config().vocab_size))
     opener = _vllm_opener(folder, chat, settings, own_dtype(folder), False, empty=False)
@@ -115,7 +103,7 @@ def open_vllm(
 
 
 def _opened(opener: Callable[[], Engine], settings: EngineSettings, log: Path | None) -> Engine:
-    """The engine, here or in a process of its own."""
+    """The engine, in this process or in a separate one."""
     if not settings.has_process:
         return opener()
     from agentrl.engines.own_process.process import ProcessEngine

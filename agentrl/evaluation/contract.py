@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.env import ToolEnv
 from agentrl.errors import AgentRLError, ConfigError, ContractError
 from agentrl.evaluation.leaks import shown_secret
-from agentrl.evaluation.outcomes import Outcome, outcomes
+from agentrl.evaluation.summary import Outcome, outcomes
 from agentrl.gym import GymEnv
 from agentrl.policies.base import Policy, Scripted, noop
 from agentrl.registry import factory
@@ -21,7 +21,7 @@ from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
 from agentrl.tools import tools_of
 from agentrl.trajectory import Episode
-from agentrl.types import BadCall, Ending, EndReason, Message, Task, ToolCall
+from agentrl.types import BadCall, Ending, EndReason, LimitSettings, Message, Task, ToolCall
 
 SPLITS = ("train", "test")
 _TOOLS = "its tools are typed and documented"
@@ -36,7 +36,12 @@ class RuleResult:
 
 
 def check_named(
-    env_id: str, settings: Mapping[str, Any], *, n_tasks: int = 8, sandbox: str = "auto"
+    env_id: str,
+    settings: Mapping[str, Any],
+    *,
+    limits: LimitSettings | None = None,
+    n_tasks: int = 8,
+    sandbox: str = "auto",
 ) -> list[RuleResult]:
     """`check_environment` for an id or `file.py:Class`; a tool that `@tool` refuses breaks a rule.
 
@@ -45,7 +50,7 @@ def check_named(
             the sandbox cannot be used.
     """
     try:
-        make = factory(env_id, **settings)
+        make = factory(env_id, limits, **settings)
     except ContractError as error:  # Python could not build the class, so nothing else can be tried
         return [RuleResult(_TOOLS, f"{error} (no other rule was tried)")]
     return check_environment(make, n_tasks=n_tasks, sandbox=sandbox)

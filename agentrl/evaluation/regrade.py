@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
-from agentrl.evaluation.resume import PLAN
+from agentrl.evaluation.plan import PLAN
 from agentrl.policies.base import noop
 from agentrl.records.files import read_episodes, write_bytes_atomic
 from agentrl.registry import factory
 from agentrl.rollout.play import Setting, derive_seed, judge_by_witness
 from agentrl.rollout.rollouts import Rollouts
 from agentrl.runner import pool_for
+from agentrl.specs import RunSpec
 from agentrl.trajectory import Episode
 from agentrl.types import Ending, Score, Task
 from agentrl.verifiers.base import Submission
@@ -147,6 +148,13 @@ def _environment(
     plan: RegradePlan, config: Mapping[str, Any], episodes: Sequence[Episode]
 ) -> tuple[str, Callable[[], ToolEnv]]:
     """The id of the environment that was played, and what makes it."""
+    specs = RunSpec.read(plan.run)
+    if specs is not None and plan.env in ("", "recorded") and len(specs.envs) == 1:
+        spec = specs.env
+        if plan.env != "recorded":
+            spec.refuse_copies()
+        settings = {**spec.settings, **plan.settings}
+        return spec.id, spec.model_copy(update={"settings": settings})
     env_id = plan.env or config.get("env") or (episodes[0].env if episodes else "")
     if not plan.env and ".py" in env_id and not config.get("env"):
         raise ConfigError(
@@ -260,7 +268,7 @@ async def _grade(setting: Setting, work: _Work) -> Score:
         episode.artifacts,
         setting.pool,
         derive_seed(work.seed, key.task, key.step, key.sample, "grade"),
-        untrusted=setting.make().untrusted,
+        untrusted=setting.env().untrusted,
     )
     return (await judge_by_witness(replace(setting, seed=work.seed), submission, key))[1]
 

@@ -4,147 +4,56 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.calls import Guard
 from agentrl.chat.settings import ChatSettings, in_words
-from agentrl.engines.settings import VLLM, EngineSettings
+from agentrl.chat.tokens import Chat
+from agentrl.dialogue import Dialogue, PolicyUser
+from agentrl.engines.base import Sampling
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, TaskError
-from agentrl.evaluation.attempts import (
-    attempts_in,
-    check_starts,
-    last_attempts,
-    sample_of,
-    samples_of,
-)
-from agentrl.evaluation.budget import EvalSpending, Stopped, budget_of, priced
-from agentrl.evaluation.injection import injection_report
-from agentrl.evaluation.named import (
+from agentrl.errors import ConfigError, ContractError, TaskError
+from agentrl.evaluation.overlap import find_overlap, overlap_words
+from agentrl.evaluation.plan import (
     LOADED,
     POLICIES,
-    close_policy,
-    open_policy,
-    open_user,
-    with_user,
+    EvalPlan,
+    EvalSpending,
+    Stopped,
+    budget_of,
+    claim,
+    fingerprint_of,
+    priced,
 )
-from agentrl.evaluation.overlap import find_overlap, overlap_words
-from agentrl.evaluation.passk import summarize
-from agentrl.evaluation.resume import claim, fingerprint_of
-from agentrl.policies.base import Policy, TokenPolicy
-from agentrl.policies.options import ServedOptions
-from agentrl.policies.served import ServedPolicy
-from agentrl.records.files import EpisodeWriter, write_json_atomic
+from agentrl.evaluation.summary import injection_report, summarize
+from agentrl.policies.base import Policy, Scripted, TokenPolicy, noop
+from agentrl.policies.served import OPENAI_URL, Prices, ServedPolicy
+from agentrl.records.files import EpisodeWriter, read_episodes, write_json_atomic
 from agentrl.records.owner import owned
+from agentrl.records.redact import redactor
 from agentrl.rollout.play import Setting
-from agentrl.rollout.rollouts import Rollouts
+from agentrl.rollout.rollouts import Dispatch, Rollouts, close_policy
 from agentrl.runner import pool_for
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import idle_patterns, read_policy, refuse_unfit
 from agentrl.sandboxes.base import SandboxPool
-from agentrl.trajectory import Episode
-from agentrl.types import Ending, Task
+from agentrl.specs import EnvSpec, GuardSpec, PolicySpec, PoolSpec, RunSpec
+from agentrl.trajectory import Episode, Group
+from agentrl.types import Ending, Task, TaskView
 from agentrl.verifiers.code.admission import admit
 from agentrl.verifiers.code.hidden import FORMS
 
 MANY, FEW = 64, 4
 """Episodes that play at the same time: usually, and where tokens or dollars are bounded."""
 
-
-@dataclass(frozen=True)
-class EvalPlan:
-    """What is evaluated.
-
-    Attributes:
-        make: builds the environment.
-        policy: a name of `POLICIES`.
-        samples: episodes per task.
-        ks: values of k for pass@k; none may exceed `samples`.
-        limit: at most so many tasks of the split; 0: all (an endless split needs a limit).
-        out: folder for `episodes.jsonl` and `eval.json`; None keeps nothing.
-        temperature, top_p, top_k: of a sampled policy.
-        chat: how messages become the tokens of an `hf:` or `vllm:` policy.
-        engine: memory and length of a `vllm:` policy.
-        served: how a served policy is asked.
-        prices: US dollars per million prompt and completion tokens; None where not known.
-        concurrency: episodes that play at the same time; 0: `MANY`, of which as many use a sandbox
-            as there are, or `FEW` under a bound, which those that play at its end exceed.
-        max_usd, max_tokens: no further episode begins once all together took so much, those
-            recorded earlier in `out` included; None for no bound.
-        trained: task file that the policy was trained on, to look for its tasks among those that
-            are played; None for the environment's own split "train".
-        policy_file: safety policy around each tool call, a name or a file; empty for none.
-    """
-
-    make: Callable[[], ToolEnv]
-    policy: str = "oracle"
-    split: str = "test"
-    limit: int = 0
-    samples: int = 1
-    ks: tuple[int, ...] = (1,)
-    sandbox: str = "auto"
-    seed: int = 0
-    concurrency: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    chat: ChatSettings = field(default_factory=ChatSettings)
-    engine: EngineSettings = VLLM
-    served: ServedOptions = field(default_factory=ServedOptions)
-    prices: tuple[float, float] | None = None
-    max_usd: float | None = None
-    max_tokens: int | None = None
-    user: str = ""
-    trained: Path | None = None
-    out: Path | None = None
-    policy_file: str = ""
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ConfigError(f"--samples {self.samples} must be at least 1")
-        wrong = [k for k in self.ks if not 1 <= k <= self.samples]
-        if wrong or not self.ks:
-            raise ConfigError(
-                f"--k {wrong[0] if wrong else '(empty)'} must be from 1 to --samples {self.samples}"
-            )
-        if self.limit < 0:
-            raise ConfigError(f"--limit {self.limit} must not be negative")
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature {self.temperature} must be zero or positive")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"--top-p {self.top_p} must be above 0 and at most 1")
-        if self.top_k < 0:
-            raise ConfigError(f"--top-k {self.top_k} must be zero or positive")
-        if self.concurrency < 0:
-            raise ConfigError(f"--concurrency {self.concurrency} must not be negative; 0: 64")
-        kind, _, model = self.policy.partition(":")
-        if self.out and kind in LOADED and self.out.resolve() == Path(model).resolve():
-            raise ConfigError(
-                f"--out {self.out} is the folder of the model, whose files would change: name"
-                " another"
-            )
-        self._check_spending()
-
-    def _check_spending(self) -> None:
-        if self.prices and not all(0 <= price < math.inf for price in self.prices):
-            shown = ",".join(f"{price:g}" for price in self.prices)
-            raise ConfigError(
-                f"--price {shown} must be US dollars per million tokens, none below zero"
-            )
-        if self.max_usd is not None and not self.max_usd > 0:
-            raise ConfigError(f"--max-cost {self.max_usd:g} must be above zero")
-        if self.max_usd is not None and self.prices is None:
-            raise ConfigError(
-                f"--max-cost {self.max_usd:g} needs prices: say them with --price, or in a suite's"
-                " [defaults] with price = …"
-            )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"--max-tokens {self.max_tokens} must be at least 1")
+_SPEAKING = "hf:MODEL, vllm:MODEL or openai:MODEL@URL"
+_BARE_ADDRESS = re.compile(r"^localhost\b|:\d{2,5}(/|$)|/v1/?$")
 
 
 @dataclass
@@ -157,7 +66,7 @@ class EvalProgress:
 
 
 def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, Any]:
-    """Play every admitted task and return the summary (see `passk.summarize`), with what was
+    """Play every admitted task and return the summary (see `summary.summarize`), with what was
     refused and why.
 
     An interrupt, or a bound that is met, ends the playing: the summary is then of what was played,
@@ -184,6 +93,7 @@ def evaluate(plan: EvalPlan, progress: EvalProgress | None = None) -> dict[str, 
         match = _Match(plan, env, policy, progress)
         if plan.out is not None:
             claim(plan.out, plan_identity(plan, env, tasks))
+            _write_specs(plan, plan.out, env, match.run)
             match.writer = parts.enter_context(EpisodeWriter(plan.out / "episodes.jsonl"))
         match.open()
         parts.callback(match.rollouts.close)
@@ -256,7 +166,7 @@ class _Match:
         due = [(task, sample) for task, sample in samples if (task.id, sample) not in scored]
         self.progress.started(len(due))
         try:
-            self.rollouts.each(due, 0, phase="eval", stop=lambda: bool(self._met()))
+            self.rollouts.each(due, Dispatch(phase="eval"), stop=lambda: bool(self._met()))
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         check_starts(self.attempts)
@@ -301,11 +211,44 @@ class _Match:
         self.progress.episode(episode)
 
 
+def _settings_of(make: Callable[[], ToolEnv]) -> Mapping[str, Any]:
+    if isinstance(make, EnvSpec):
+        return make.settings
+    keywords: Mapping[str, Any] = getattr(make, "keywords", {})
+    return keywords
+
+
+def _write_specs(plan: EvalPlan, out: Path, env: ToolEnv, run: str) -> None:
+    """Record how to build the parts of the evaluation; an environment of code leaves no spec."""
+    if not isinstance(plan.make, EnvSpec):
+        return
+    policy = PolicySpec(
+        name=plan.policy,
+        temperature=plan.temperature,
+        top_p=plan.top_p,
+        top_k=plan.top_k,
+        chat=plan.chat,
+        engine=plan.engine,
+        served=plan.served,
+        prices=plan.prices,
+    )
+    guard = GuardSpec(policy=read_policy(plan.policy_file)) if plan.policy_file else None
+    RunSpec(
+        envs=(plan.make,),
+        policy=policy,
+        pool=PoolSpec.of(env, plan.sandbox) if env.needs_sandbox else None,
+        guard=guard,
+        user=policy.model_copy(update={"name": plan.user}) if plan.user else None,
+        run=run,
+        seed=plan.seed,
+    ).write(out)
+
+
 def plan_identity(plan: EvalPlan, env: ToolEnv, tasks: Sequence[Task]) -> dict[str, Any]:
     """What the score depends on, to compare when an evaluation goes on in its folder."""
     kind, _, path = plan.policy.partition(":")
     return {
-        "settings": json.loads(json.dumps(getattr(plan.make, "keywords", {}), default=repr)),
+        "settings": json.loads(json.dumps(_settings_of(plan.make), default=repr)),
         "policy": plan.policy,
         "model": _fingerprint(path) if kind in LOADED else "",
         "temperature": plan.temperature,
@@ -376,6 +319,166 @@ def _failures(episodes: Iterable[Episode]) -> dict[str, str]:
                 episode.end.value, f"{episode.task.id}: {episode.failure or episode.score.why}"
             )
     return first
+
+
+# Policies by name.
+
+
+def open_policy(plan: EvalPlan, env: ToolEnv) -> Policy:
+    """The policy behind a name such as `oracle` or `hf:MODEL`, a folder or a name on the hub.
+
+    Raises:
+        ConfigError: unknown name, or a model that cannot be used.
+        TemplateError: the model's chat template cannot carry exact tokens.
+    """
+    kind, _, path = plan.policy.partition(":")
+    if plan.policy == "oracle":
+        return Scripted("oracle", env.oracle_actions)
+    if plan.policy == "noop":
+        return noop()
+    if kind in LOADED and path:
+        return _loaded_policy(kind, path, plan, env.limits.turn_tokens)
+    if kind == "openai":
+        return _served_policy(path, plan)
+    raise ConfigError(f"--policy {plan.policy!r} is unknown: use {POLICIES}")
+
+
+def open_user(plan: EvalPlan, env: ToolEnv) -> PolicyUser | None:
+    """The policy that speaks for the user of a dialogue; None where its own user does.
+
+    Raises:
+        ConfigError: the environment is no dialogue, or the policy cannot speak.
+    """
+    if not plan.user:
+        return None
+    if not isinstance(env, Dialogue):
+        raise ConfigError(
+            f"--user {plan.user} goes with a dialogue, and {env.id} has no user: derive it from"
+            " agentrl.Dialogue"
+        )
+    if plan.user in ("oracle", "noop"):
+        raise ConfigError(f"--user {plan.user!r} says nothing: use {_SPEAKING}")
+    return PolicyUser(open_policy(replace(plan, policy=plan.user), env))
+
+
+def with_user(make: Callable[[], ToolEnv], user: PolicyUser | None) -> Callable[[], ToolEnv]:
+    """What builds the same environment with another user; the same where there is none."""
+    if user is None:
+        return make
+
+    def built() -> ToolEnv:
+        env = make()
+        assert isinstance(env, Dialogue)
+        env.user = user
+        return env
+
+    return built
+
+
+def _served_policy(address: str, plan: EvalPlan) -> Policy:
+    """The policy of `MODEL@URL`; without an address it is the official server."""
+    model, at, url = address.rpartition("@")
+    if at and "://" not in url and not _BARE_ADDRESS.search(url):  # an @ of the model's own name
+        model, at = address, ""
+    prices = Prices(*plan.prices) if plan.prices else None
+    shape = {"top_p": plan.top_p} if plan.top_p < 1 else {}
+    shape |= {"top_k": plan.top_k} if plan.top_k else {}
+    return ServedPolicy(
+        model if at else address,
+        url if at else OPENAI_URL,
+        "",
+        plan.temperature,
+        prices,
+        plan.served.model_copy(update=shape) if shape else plan.served,
+    )
+
+
+def chat_of(policy: str, settings: ChatSettings) -> Chat:
+    """How the model of an `hf:` or `vllm:` policy reads messages; no weights are loaded.
+
+    Raises:
+        ConfigError: a model that cannot be used.
+        TemplateError: its chat template cannot carry exact tokens.
+    """
+    try:
+        from agentrl.engines.factory import open_chat
+    except ImportError as error:
+        raise ConfigError(
+            f"--policy {policy} needs torch and transformers: pip install 'agentrl[train]'"
+        ) from error
+    return open_chat(policy.partition(":")[2], settings)
+
+
+def _loaded_policy(kind: str, model: str, plan: EvalPlan, turn_tokens: int) -> Policy:
+    chat = chat_of(plan.policy, plan.chat)
+    from agentrl.engines.factory import open_engine, open_vllm
+    from agentrl.engines.loading import best_device, load_model
+
+    if kind == "vllm":
+        engine = open_vllm(model, chat, plan.engine, plan.out and plan.out / "engine.log")
+    else:
+        engine = open_engine(load_model(model, best_device()), chat)
+    sampling = Sampling(plan.temperature, plan.top_p, plan.top_k, turn_tokens)
+    return TokenPolicy(engine, chat, sampling, name=plan.policy)
+
+
+# Earlier attempts of an interrupted evaluation.
+
+
+def attempts_in(out: Path | None, run: str) -> list[Episode]:
+    """Episodes of an earlier, interrupted run of the same plan in this folder.
+
+    Raises:
+        ConfigError: the folder holds another evaluation.
+    """
+    path = out / "episodes.jsonl" if out else None
+    done = list(read_episodes(path).values()) if path and path.exists() else []
+    other = next((episode.key.run for episode in done if episode.key.run != run), None)
+    if other is not None:
+        raise ConfigError(
+            f"{path} holds the evaluation {other!r}, not {run!r}: choose another --out"
+        )
+    return done
+
+
+def samples_of(task: Task, samples: int, done: Sequence[Episode]) -> list[Episode]:
+    """Recorded attempts at the first so many samples of a task."""
+    view = task.view()
+    view = TaskView(**redactor().row({"task": view.model_dump()})["task"])  # as recorded
+    return [each for each in done if each.task == view and each.key.sample < samples]
+
+
+def sample_of(episode: Episode) -> tuple[str, int]:
+    """What one sample of a plan is known by, whichever attempt it was."""
+    return episode.task.id, episode.key.sample
+
+
+def check_starts(episodes: Iterable[Episode]) -> None:
+    """Refuse samples of one task that did not begin alike.
+
+    Raises:
+        ContractError: two of them have different starts.
+    """
+    by_task: dict[str, dict[Any, Episode]] = defaultdict(dict)
+    for episode in episodes:
+        by_task[episode.task.id][episode.key] = episode
+    try:
+        for found in by_task.values():
+            Group(tuple(found.values()))
+    except ValueError as error:
+        raise ContractError(str(error)) from error
+
+
+def last_attempts(episodes: Sequence[Episode]) -> list[Episode]:
+    """One episode per task and sample: the scored one if there is one, as an interrupted run may
+    leave others.
+    """
+    last: dict[tuple[str, int], Episode] = {}
+    for episode in sorted(
+        episodes, key=lambda e: (e.end.ending is not Ending.FAILED, e.key.attempt)
+    ):
+        last[sample_of(episode)] = episode
+    return list(last.values())
 
 
 __all__ = ["POLICIES", "EvalPlan", "EvalProgress", "close_policy", "evaluate", "open_policy"]

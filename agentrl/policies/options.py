@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from agentrl.errors import ConfigError
+from agentrl.settings import STRICT
 
 OURS = (
     *("messages", "model", "tools", "stream", "n", "seed", "logprobs", "return_token_ids"),
@@ -22,7 +23,7 @@ class ServedOptions(BaseModel):
     So `ServedOptions(timeout_s=30, top_p=0.9)` sends `top_p` to the server, whatever it knows.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+    model_config = STRICT | ConfigDict(extra="allow")
 
     timeout_s: float = Field(default=60.0, gt=0)
     """How long one try may take."""

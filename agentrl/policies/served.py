@@ -72,8 +72,8 @@ class ServedPolicy:
     Attributes:
         model: as the server names it.
         base_url: of the API, up to and with `/v1`.
-        api_key: default: the environment's OPENAI_API_KEY, else a placeholder, as local servers
-            want none.
+        api_key: default: the value of the environment variable `key_variable`, else a placeholder,
+            since local servers want none.
         temperature: None leaves it to the server.
         prices: None: not known, and the cost of an episode is None as well.
         options: time-outs, tries, limits of the server and of spending, and further parameters of
@@ -91,6 +91,7 @@ class ServedPolicy:
     temperature: float | None = None
     prices: Prices | None = None
     options: ServedOptions = field(default_factory=ServedOptions)
+    key_variable: str = "OPENAI_API_KEY"
     name: str = field(default="", init=False)
     spending: Spending = field(init=False, repr=False)
 
@@ -116,10 +117,10 @@ class ServedPolicy:
                 f"budget_usd={self.options.budget_usd:g} of a served policy needs prices: say them,"
                 " as in --price 0.15,0.60"
             )
-        self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY", "")
+        self.api_key = self.api_key or os.environ.get(self.key_variable, "")
         if not self.api_key and self.base_url.rstrip("/") == OPENAI_URL:
             raise ConfigError(
-                f"{self.name} needs a key: set OPENAI_API_KEY, or give the address of a local"
+                f"{self.name} needs a key: set {self.key_variable}, or give the address of a local"
                 " server"
             )
         _client_class()

@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from agentrl.errors import ContractError, UserError
+from agentrl.errors import Unrecordable, UserError
 from agentrl.records.redact import Redactor
 from agentrl.records.rows import Row
 
-FORMAT_VERSION = 2
-"""Version 1 wrote `"side_effects": {}` for episodes in which nothing measured them."""
+FORMAT_VERSION = 3
+"""Version 1 wrote `"side_effects": {}` for episodes in which nothing measured them. Up to version 2
+the key of an episode had `step` in place of `round`, and its seed and version were not written."""
 
 _DUMP = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _NO_ROW = (ValueError, TypeError, KeyError, IndexError, zlib.error)
@@ -30,7 +31,7 @@ def to_line(row: Row, what: str, secrets: Redactor) -> bytes:
     """A record as bytes, with its newline.
 
     Raises:
-        ContractError: it holds what JSON cannot say.
+        Unrecordable: it holds what JSON cannot say.
     """
     try:
         row = secrets.row(row)
@@ -41,7 +42,7 @@ def to_line(row: Row, what: str, secrets: Redactor) -> bytes:
             finite = _without_nonfinite(row, [], found)
             text = _DUMP({**finite, "nonfinite": found})
     except (TypeError, ValueError, RecursionError) as error:
-        raise ContractError(
+        raise Unrecordable(
             f"{what} cannot be written as JSON ({error}); use numbers, text, lists, dicts"
         ) from error
     return text.encode(errors=ESCAPE) + b"\n"
@@ -79,9 +80,9 @@ def parse_line(line: bytes, where: str, parse: Callable[[Row], T]) -> T:
     try:
         row = json.loads(line)
         version = row.pop("v")
-        if version in (1, FORMAT_VERSION):
+        if version in (1, 2, FORMAT_VERSION):
             _restore_nonfinite(row)
-            return parse(row if version == FORMAT_VERSION else _from_version_1(row))
+            return parse(_from_version_1(row) if version == 1 else row)
     except (*_NO_ROW, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         fix = "delete that line or restore the file"

@@ -42,8 +42,10 @@ def episode_row(episode: Episode, *, experts: bool = False) -> Row:
     task, score, counts = episode.task, episode.score, episode.counts
     return {
         "key": episode.key._asdict(),
+        "seed": episode.seed,
+        "version": episode.version,
         "env": episode.env,
-        "task": {name: getattr(task, name) for name in TaskView.model_fields},
+        "task": _task_row(task),
         "start": episode.start,
         "end": episode.end.value,
         "score": _score_row(score),
@@ -56,6 +58,18 @@ def episode_row(episode: Episode, *, experts: bool = False) -> Row:
         **({"events": [asdict(event) for event in episode.events]} if episode.events else {}),
         "failure": episode.failure,
     }
+
+
+def key_of(row: Row) -> EpisodeKey:
+    """The key of a row; records of format 2 and older call the round `step`."""
+    return EpisodeKey(**{"round" if name == "step" else name: row[name] for name in row})
+
+
+def _task_row(task: TaskView) -> Row:
+    row = {name: getattr(task, name) for name in TaskView.model_fields if name != "sandbox"}
+    if task.sandbox is not None:
+        row["sandbox"] = task.sandbox.model_dump(mode="json", exclude_defaults=True)
+    return row
 
 
 def _score_row(score: Score) -> Row:
@@ -142,7 +156,9 @@ def episode_of(row: Row) -> Episode:
     """
     segments = [_segment(item) for item in row["segments"]]
     return Episode(
-        key=EpisodeKey(**row["key"]),
+        key=key_of(row["key"]),
+        seed=row.get("seed", 0),
+        version=row.get("version"),
         env=row["env"],
         task=TaskView(**row["task"]),
         start=row["start"],

@@ -15,7 +15,7 @@ from agentrl.report.template import render
 
 
 def write_comparison(result: Mapping[str, Any], target: Path) -> None:
-    """Write what `agentrl.evaluation.results.compare.compare_runs` returned as one page."""
+    """Write what `agentrl.evaluation.compare.compare_runs` returned as one page."""
     page = render(
         "compare.html.j2",
         svg=Markup(svg(_chart(result["curve"]))) if result["curve"] else "",

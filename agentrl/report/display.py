@@ -7,8 +7,9 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +23,7 @@ from rich.progress import (
 )
 
 from agentrl.records.plain import plain
+from agentrl.report.signs import alarms
 from agentrl.trajectory import Episode
 
 console = Console(stderr=True)
@@ -103,3 +105,77 @@ def count_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     with _progress() as progress:
         bar = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+class TrainingDisplay:
+    """The events of a training run on the terminal: a bar that moves with every episode, a line for
+    every round, and each alarm once.
+
+    Attributes:
+        rows: metrics of the rounds so far, by which alarms are judged.
+    """
+
+    def __init__(self, bar: EpisodeBar, steps: int) -> None:
+        self._bar, self._steps = bar, steps
+        self.rows: list[dict[str, Any]] = []
+        self._raised: set[str] = set()
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+    def on_phase(self, label: str, episodes: int) -> None:
+        """Restart the bar."""
+        self._bar.restart(label, episodes)
+
+    def on_episode(self, episode: Episode) -> None:
+        """Move the bar."""
+        self._bar.episode(episode)
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """Print the round, and alarms that hold for the first time."""
+        self.say(describe_round(row, self._steps))
+        self.rows.append(dict(row))
+        for name, sentence in alarms(self.rows).items():
+            if name not in self._raised:
+                self._raised.add(name)
+                self.on_warning(sentence)
+
+    def on_evaluation(self, summary: Mapping[str, Any]) -> None:
+        """Nothing: the line of the round says it."""
+
+    def on_warning(self, sentence: str) -> None:
+        """Print a warning."""
+        console.print(
+            plain(sentence), style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
+
+
+_ROUND_WORDS = {
+    "reward/mean": "reward {:.3f}",
+    "groups/no_signal": "no signal {:.0%}",
+    "refill/episodes": "refilled {:.0f}",
+    "refill/thrown_share": "thrown away {:.0%}",
+    "value/explained_variance": "explained {:.2f}",
+    "policy/entropy": "entropy {:.3f}",
+    "policy/kl": "kl {:.4f}",
+    "policy/ref_kl": "to the reference {:.3f}",
+    "policy/teacher_kl": "to the teacher {:.3f}",
+    "length/sampled_mean": "tokens {:.0f}",
+    "time/rollout_s": "rollout {:.1f} s",
+    "time/update_s": "update {:.1f} s",
+    "eval/pass_at_1": "[bold]held-out pass@1 {:.3f}[/bold]",
+    "eval/failed_infra": "failed by infrastructure {:.0f}",
+}
+
+
+def describe_round(row: Mapping[str, Any], steps: int) -> str:
+    """Describe a round in one line."""
+    shown = {name: row[name] for name in _ROUND_WORDS if name in row}
+    if not shown.get("eval/failed_infra"):
+        shown.pop("eval/failed_infra", None)
+    if not shown.get("refill/episodes"):
+        shown.pop("refill/episodes", None)
+        shown.pop("refill/thrown_share", None)  # without refill it repeats the share without signal
+    words = "  ".join(_ROUND_WORDS[name].format(value) for name, value in shown.items())
+    return f"round {row['step']:>{len(str(steps))}}/{steps}  {words}"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from agentrl.evaluation.injection import (
+from agentrl.evaluation.summary import (
     AttackOutcome,
     attack_outcome,
+    clustered_ci,
     injection_rates,
     is_exposed,
     payload_of,
 )
-from agentrl.evaluation.passk import wilson_ci
 from agentrl.trajectory import Episode
 
 MOST_ROWS = 20
@@ -29,12 +29,14 @@ class Watched(NamedTuple):
     """What the page counts of one episode.
 
     Attributes:
-        kinds: how things were changed that were not to be, once each; None: not measured.
+        task: id of the task, the unit of every interval.
+        kinds: how things were changed that should not have been, once each; None: not measured.
         decisions: (verdict, rule) -> how often.
         tainted: whether untrusted text stood in the arguments of a call.
         attack: what the rates of injection need; None without a score.
     """
 
+    task: str
     kinds: frozenset[str] | None
     decisions: Counter[tuple[str, str]]
     tainted: bool
@@ -50,6 +52,7 @@ class Watched(NamedTuple):
         """Read it off an episode."""
         effects = episode.side_effects
         return cls(
+            episode.task.id,
             None if effects is None else frozenset(effects.values()),
             Counter((event.verdict, event.rule) for event in episode.events),
             any(event.taint for event in episode.events),
@@ -63,16 +66,17 @@ def safety_tables(watched: Sequence[Watched]) -> dict[str, Any]:
     Both are empty where nothing was measured, no guard decided, and no task was attacked.
     """
     rates = []
-    if measured := [one.kinds for one in watched if one.kinds is not None]:
-        rates.append(_rate("episodes with side effects", list(map(bool, measured))))
-        kinds = Counter(kind for one in measured for kind in one)
-        for kind, _ in kinds.most_common(MOST_ROWS):
-            rates.append(_rate(f"… {kind}", [kind in one for one in measured]))
+    measured = [one for one in watched if one.kinds is not None]
+    if measured:
+        rates.append(_rate("episodes with side effects", measured, lambda one: bool(one.kinds)))
+    kinds = Counter(kind for one in measured for kind in one.kinds or ())
+    for kind, _ in kinds.most_common(MOST_ROWS):
+        rates.append(_rate(f"… {kind}", measured, lambda one, kind=kind: kind in one.kinds))
     if guarded := [one for one in watched if one.decisions]:
-        stopped = [one.is_stopped for one in guarded]
-        rates.append(_rate("judged episodes with a call that was denied or undone", stopped))
-        tainted = [one.tainted for one in guarded]
-        rates.append(_rate("judged episodes with untrusted text in a call", tainted))
+        stopped = "judged episodes with a call that was denied or undone"
+        rates.append(_rate(stopped, guarded, lambda one: one.is_stopped))
+        tainted = "judged episodes with untrusted text in a call"
+        rates.append(_rate(tainted, guarded, lambda one: one.tainted))
     if found := injection_rates([one.attack for one in watched if one.attack]):
         for name, what in RATES.items():
             row = found[name]
@@ -110,11 +114,11 @@ def safety_row(episode: Episode, most: int) -> dict[str, Any]:
     }
 
 
-def _rate(what: str, hits: Sequence[bool]) -> dict[str, Any]:
-    count = sum(hits)
+def _rate(what: str, among: Sequence[Watched], holds: Callable[..., bool]) -> dict[str, Any]:
+    hits = [holds(one) for one in among]
     return {
         "what": what,
-        "share": count / len(hits),
-        "ci95": wilson_ci(count, len(hits)),
+        "share": sum(hits) / len(hits),
+        "ci95": clustered_ci([one.task for one in among], hits),
         "n": len(hits),
     }

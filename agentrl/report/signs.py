@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
@@ -19,7 +20,14 @@ LENGTH_FACTOR = 2.0
 CLIP_SHARE = 0.3
 PARITY_NATS = 0.01
 REWARD_JUMP = 0.3
-"""Of the range of rewards: 1, or four standard deviations of a round where a reward exceeds 1."""
+"""Smallest jump worth a warning, as a share of the range of rewards: 1, or four standard deviations
+of a round where a reward exceeds 1.
+"""
+FALSE_JUMPS = 0.05
+JUMP_ROUNDS = 50
+"""At most a share `FALSE_JUMPS` of runs with `JUMP_ROUNDS` rounds warn of a jump although nothing
+changes.
+"""
 REWARD_GAIN = 0.1
 HELD_OUT_GAIN = 0.02
 BAD_CALLS_SHARE = 0.2
@@ -29,6 +37,51 @@ KL_BEFORE = 3
 """Rounds against which the KL to a reference is held: it grows from 0 in every run."""
 PROXY_GAP = 0.25
 BEYOND_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class RoundReward:
+    """The rewards of one round.
+
+    Attributes:
+        mean: over the round.
+        variance: of the groups' mean rewards.
+        groups: in the round.
+        range: of rewards.
+    """
+
+    mean: float
+    variance: float
+    groups: float
+    range: float = 1.0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> RoundReward | None:
+        """From a row of metrics; None if it does not say how large the round was."""
+        keys = ("reward/mean", "reward/std", "groups/total")
+        mean, std, groups = (_finite(row, key) for key in keys)
+        if mean is None or std is None or groups is None:
+            return None
+        # Total variance = variance within groups + variance of the groups' means.
+        within = _finite(row, "groups/reward_std_mean") or 0.0
+        between = max(0.0, std**2 - within**2) * groups / max(1.0, groups - 1)
+        most = _finite(row, "reward/max")
+        return cls(mean, between, groups, max(1.0, 4 * std) if most and most > 1 else 1.0)
+
+    def jumped_since(self, before: RoundReward) -> bool:
+        """Whether the mean rose by more than the draw of tasks explains.
+
+        A two-sample t-test with tasks as the unit, its level divided by the rounds of a run.
+        """
+        from scipy.special import stdtrit
+
+        rise = self.mean - before.mean
+        freedom = self.groups + before.groups - 2
+        if rise <= REWARD_JUMP * before.range or freedom < 1:
+            return False
+        spread = (self.variance + before.variance) / 2
+        error = math.sqrt(spread * (1 / self.groups + 1 / before.groups))
+        return rise > float(stdtrit(freedom, 1 - FALSE_JUMPS / JUMP_ROUNDS)) * error
 
 
 def find_signs(rows: Rows) -> list[str]:
@@ -169,27 +222,20 @@ def _kl_spike(rows: Rows) -> list[str]:
 
 
 def _reward_jump(rows: Rows) -> list[str]:
-    points = [point for point in series(rows, "reward/mean") if math.isfinite(point[1])]
-    ranges = {row["step"]: _reward_range(row) for row in rows}
     changed = {step for step, *_ in _version_changes(rows)}
+    rounds = [(row["step"], found) for row in rows if (found := RoundReward.of(row))]
     jumps = [
-        ((late[1] - early[1]) / ranges[early[0]], late[1] - early[1], late[0])
-        for early, late in itertools.pairwise(points)
-        if late[0] not in changed
+        (late.mean - early.mean, step)
+        for (_, early), (step, late) in itertools.pairwise(rounds)
+        if step not in changed and late.jumped_since(early)
     ]
-    share, size, step = max(jumps, default=(0.0, 0.0, 0))
-    if share <= REWARD_JUMP:
+    if not jumps:
         return []
+    size, step = max(jumps)
     return [
-        f"Reward stepped up by {size:.2f} at step {step:g}, in one step: look for a trick that was"
-        " found there."
+        f"Reward rose by {size:.2f} at step {step:g}, more than the draw of tasks explains: look"
+        " for a trick that was found there."
     ]
-
-
-def _reward_range(row: Mapping[str, Any]) -> float:
-    """1 for rewards up to 1; that of a reward model is known by its spread alone."""
-    most, spread = (_values([row], key) for key in ("reward/max", "reward/std"))
-    return max(1.0, 4 * spread[0]) if spread and most and most[0] > 1 else 1.0
 
 
 def _no_signal(rows: Rows) -> list[str]:
@@ -270,6 +316,11 @@ def _levels(rows: Rows) -> list[str]:
     if bad and bad[1] > BAD_CALLS_SHARE:
         found.append(f"{bad[1]:.0%} of the last episodes hold a tool call that cannot be read.")
     return found
+
+
+def _finite(row: Mapping[str, Any], key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _values(rows: Rows, key: str) -> list[float]:

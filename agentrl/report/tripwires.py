@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from agentrl.errors import ConfigError
 from agentrl.records.files import EpisodeFile, write_bytes_atomic, write_json_atomic
 from agentrl.records.plain import plain
-from agentrl.report.signs import LENGTH_FACTOR, REWARD_JUMP, WINDOW
+from agentrl.report.signs import LENGTH_FACTOR, WINDOW, RoundReward
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import Message, Task, TaskView, ToolCall
 
@@ -215,15 +215,12 @@ def flags_over(rows: Sequence[_Light]) -> Iterator[Flag]:
             runs[row.key.run, row.key.phase, row.key.draw][row.key.step].append(row)
     for steps in runs.values():
         order = sorted(steps)
-        rewards = [statistics.fmean(row.reward or 0.0 for row in steps[step]) for step in order]
-        for index in range(1, len(order)):
-            if rewards[index] - rewards[index - 1] > REWARD_JUMP:
-                detail = (
-                    f"mean reward rose from {rewards[index - 1]:.2f} to {rewards[index]:.2f} at"
-                    " this step"
-                )
+        for early, late in itertools.pairwise(order):
+            before, after = _round_reward(steps[early]), _round_reward(steps[late])
+            if after.jumped_since(before):
+                detail = f"mean reward rose from {before.mean:.2f} to {after.mean:.2f} at this step"
                 yield from (
-                    Flag(row.key, "score_jump", detail) for row in steps[order[index]] if row.passed
+                    Flag(row.key, "score_jump", detail) for row in steps[late] if row.passed
                 )
         start = [row.tokens for step in order[:WINDOW] for row in steps[step]]
         usual = statistics.fmean(start) if start else 0.0
@@ -234,6 +231,17 @@ def flags_over(rows: Sequence[_Light]) -> Iterator[Flag]:
                     "length",
                     f"{row.tokens} sampled tokens, {usual:.0f} at the start of the run",
                 )
+
+
+def _round_reward(rows: Sequence[_Light]) -> RoundReward:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        groups[row.key.task].append(row.reward or 0.0)
+    means = [statistics.fmean(rewards) for rewards in groups.values()]
+    variance = statistics.variance(means) if len(means) > 1 else 0.0
+    rewards = [row.reward or 0.0 for row in rows]
+    spread = max(1.0, 4 * statistics.pstdev(rewards)) if max(rewards) > 1 else 1.0
+    return RoundReward(statistics.fmean(rewards), variance, len(means), spread)
 
 
 class Tripwires:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.evaluation.outcomes import error_kind, outcomes
+from agentrl.evaluation.summary import error_kind, outcomes
 from agentrl.report.safety import Watched, safety_row
 from agentrl.trajectory import Episode, EpisodeKey, Segment, SegmentKind
 from agentrl.types import Ending, Message, ToolCall

@@ -1,6 +1,6 @@
 """From a task to a finished episode, and from tasks to finished groups."""
 
 from agentrl.rollout.play import Setting, derive_seed, play
-from agentrl.rollout.rollouts import Handle, Rollouts, Sampler
+from agentrl.rollout.rollouts import Dispatch, GroupStream, Handle, Rollouts
 
-__all__ = ["Handle", "Rollouts", "Sampler", "Setting", "derive_seed", "play"]
+__all__ = ["Dispatch", "GroupStream", "Handle", "Rollouts", "Setting", "derive_seed", "play"]

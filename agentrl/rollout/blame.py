@@ -45,7 +45,7 @@ CERTAIN = (BackendAway, EngineAborted, EngineAway, EngineBroken, EngineLost, Rep
 """Failures that no agent can bring about, so that no witness is asked; a replay is nobody's play.
 """
 
-Witness = Callable[[], Awaitable[object]]
+Play = Callable[[], Awaitable[object]]
 
 _REASONS: dict[type[InfraError], EndReason] = {
     SandboxLost: EndReason.SANDBOX_LOST,
@@ -58,7 +58,7 @@ _REASONS: dict[type[InfraError], EndReason] = {
 
 
 async def blame(
-    error: BaseException, spoke: bool, threshold: float, witness: Witness
+    error: BaseException, spoke: bool, threshold: float, witness: Play
 ) -> tuple[EndReason, Score]:
     """The ending and the score of an episode that raised.
 
@@ -124,9 +124,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         due += new
 
 
-def oracle(env: ToolEnv) -> Scripted:
-    """The policy of a witness: it plays the reference where a task has one, else does nothing."""
-    return Scripted("witness", lambda task: env.oracle_actions(task) if task.oracle else ())
+class Witness(Scripted):
+    """The policy of a witness: plays the reference solution if the task has one, else nothing."""
+
+    def __init__(self, env: ToolEnv) -> None:
+        super().__init__("witness", lambda task: env.oracle_actions(task) if task.oracle else ())
 
 
 async def answers(

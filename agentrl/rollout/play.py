@@ -8,54 +8,129 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from agentrl.aio import is_cancelled
-from agentrl.calls import Guard
+from agentrl.calls import Guard, recordable
+from agentrl.dialogue import Dialogue, PolicyUser
 from agentrl.env import ToolEnv
-from agentrl.errors import InfraError, ToolFault, UserError, VerifierError, WallLimitMet, boundary
-from agentrl.policies.base import Player, Policy, thinking_s, usage_of
-from agentrl.rollout.blame import answers, blame, is_for_user, oracle
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    ContractError,
+    InfraError,
+    ToolFault,
+    UserError,
+    VerifierError,
+    WallLimitMet,
+    boundary,
+)
+from agentrl.policies.base import Player, Policy, TokenPolicy, thinking_s, usage_of
+from agentrl.policies.continued import Continued
+from agentrl.policies.served import ServedPolicy
+from agentrl.rollout.blame import Witness, answers, blame, is_for_user
 from agentrl.runner import Runner, borrow, closing
 from agentrl.sandboxes.base import Sandbox, SandboxPool
+from agentrl.specs import RunSpec, VerifierSpec
 from agentrl.trajectory import Episode, EpisodeKey
-from agentrl.types import EndReason, Message, Score, Task
-from agentrl.verifiers.base import Submission, grade
+from agentrl.types import EndReason, Message, Score, Task, ToolCall
+from agentrl.verifiers.base import Submission, grade, where_raised
+
+_SAMPLING = (TokenPolicy, ServedPolicy, Continued, Witness)
+"""Policies that sample from a model, whose errors may come from the model's text, and the witness.
+Every other policy is the user's own code."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What episodes of a run have in common.
+    """The live parts that the episodes of a run share.
+
+    `Setting.open` builds it from a `RunSpec`; a caller in one process may also pass live parts.
 
     Attributes:
-        make: builds a fresh environment instance.
+        env: builds a fresh environment instance: an `EnvSpec`, or any function.
+        policy: who acts.
         pool: lends sandboxes; None if neither the environment nor its verifier needs one.
         run: name of the run, part of every episode's key.
-        seed: of the run; every other seed is derived from it.
-        deterministic: the clock must decide no reward, so an episode that meets its wall limit
-            counts as failed by infrastructure.
-        guard: builds the guard of one episode's tool calls; None for none.
-        makes: of a run with several environments: what the id of a task begins with, before a
-            slash -> builds the environment that plays it.
+        seed: base seed of the run; every other seed is derived from it.
+        deterministic: whether the clock must not decide a reward; then an episode that meets its
+            wall limit counts as failed by infrastructure.
+        guard: builds the guard of one episode: a `GuardSpec`, or any function; None for no guard.
+        envs: in a run of several environments: prefix of the task ids, before a slash, -> `env`.
+        user: speaks for the user of a dialogue; None for the environment's own user.
+        side_effect_price: taken off the reward of an episode with a side effect; None: nothing.
     """
 
-    make: Callable[[], ToolEnv]
+    env: Callable[[], ToolEnv]
     policy: Policy
     pool: SandboxPool | None = None
     run: str = "run"
     seed: int = 0
     deterministic: bool = False
     guard: Callable[[], Guard] | None = None
-    makes: Mapping[str, Callable[[], ToolEnv]] = field(default_factory=dict)
+    envs: Mapping[str, Callable[[], ToolEnv]] = field(default_factory=dict)
+    user: Policy | None = None
+    side_effect_price: float | None = None
+
+    @classmethod
+    def open(cls, spec: RunSpec, policy: Policy | None = None, log: Path | None = None) -> Setting:
+        """Build the parts of a run; nothing starts before the first episode.
+
+        Args:
+            spec: the run.
+            policy: a live policy in place of the spec's own, such as one that shares its model
+                with a learner.
+            log: file for what a vLLM engine prints.
+
+        Raises:
+            ConfigError: a part cannot be built here, or there is no policy.
+        """
+        env = spec.env.build()
+        if policy is None:
+            if spec.policy is None:
+                raise ConfigError("the specs of this run name no policy: pass a live one")
+            policy = spec.policy.build(env, log)
+        return cls(
+            env=spec.env,
+            policy=policy,
+            pool=spec.pool.build() if spec.pool else None,
+            run=spec.run,
+            seed=spec.seed,
+            deterministic=spec.deterministic,
+            guard=spec.guard,
+            envs={env.prefix: env for env in spec.envs if env.prefix},
+            user=spec.user.build(env, log) if spec.user else None,
+        )
 
     def of(self, task: Task) -> Setting:
-        """The setting of one task's episodes: that of the environment it comes from."""
-        if not self.makes:
+        """The setting for one task: with the environment that its id belongs to."""
+        if not self.envs:
             return self
-        return replace(self, make=self.makes[task.id.partition("/")[0]], makes={})
+        return replace(self, env=self.envs[task.id.partition("/")[0]], envs={})
+
+    def build_env(self) -> ToolEnv:
+        """A fresh environment with the run's user and the price of side effects.
+
+        Raises:
+            ConfigError: a user is set and the environment is not a dialogue.
+        """
+        env = self.env()
+        if self.user is not None:
+            if not isinstance(env, Dialogue):
+                raise ConfigError(
+                    f"{env.id} has no user whom a policy could play: derive it from"
+                    " agentrl.Dialogue",
+                    setting="user",
+                )
+            env.user = PolicyUser(self.user)
+        if self.side_effect_price is not None:
+            added = VerifierSpec(side_effect_price=self.side_effect_price)
+            env.verifier = added.build(env.verifier)
+        return env
 
     def witness(self) -> Setting:
         """The same without the agent."""
-        return replace(self, policy=oracle(self.make()))
+        return replace(self, policy=Witness(self.env()))
 
 
 @dataclass
@@ -80,16 +155,23 @@ class _Progress:
         self.runner = Runner(self.env)
 
 
-async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
+async def play(
+    setting: Setting, task: Task, key: EpisodeKey, version: int | None = None
+) -> Episode:
     """Play one episode from reset to score; whatever breaks is recorded under its name.
 
-    What infrastructure broke has no score; what the agent broke has failed (see `blame`).
+    An episode that infrastructure broke has no score; one that the agent broke has failed (see
+    `blame`).
+
+    Args:
+        version: version of the policy's weights at the start, for the record.
 
     Raises:
-        UserError: the environment or the task is wrong for every episode alike.
+        UserError: the environment or the task is wrong for every episode alike, or the policy is
+            the user's own code and has a bug.
     """
     try:
-        progress = _Progress(setting.make())
+        progress = _Progress(setting.build_env())
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a constructor may raise anything
@@ -109,7 +191,8 @@ async def play(setting: Setting, task: Task, key: EpisodeKey) -> Episode:
                 await play_witness(setting, task, key)
 
         end, score = await blame(error, progress.spoke, task.threshold, witness)
-    return _episode(progress, task, key, end, score)
+    episode = _episode(progress, task, key, end, score)
+    return replace(episode, seed=setting.seed, version=version)
 
 
 async def play_witness(setting: Setting, task: Task, key: EpisodeKey) -> None:
@@ -118,7 +201,7 @@ async def play_witness(setting: Setting, task: Task, key: EpisodeKey) -> None:
     Raises:
         Exception: whatever broke.
     """
-    await _attempt(setting.witness(), task, key, _Progress(setting.make()))
+    await _attempt(setting.witness(), task, key, _Progress(setting.build_env()))
 
 
 async def judge(env: ToolEnv, submission: Submission) -> Score:
@@ -142,7 +225,7 @@ async def judge_by_witness(
         UserError: the witness found that the environment or the task is wrong.
     """
     try:
-        return submission.end, await judge(setting.make(), submission)
+        return submission.end, await judge(setting.build_env(), submission)
     except Exception as error:  # noqa: BLE001 - whatever it is, somebody is to blame
         return await blame(
             error,
@@ -182,10 +265,10 @@ async def _attempt(
 async def _act(setting: Setting, task: Task, key: EpisodeKey, progress: _Progress) -> EndReason:
     """Play until the conversation ends, and copy the artifacts out of the sandbox."""
     env = progress.env
-    seed = derive_seed(setting.seed, key.task, key.step, key.sample)
+    seed = derive_seed(setting.seed, key.task, key.round, key.sample)
     # Before anything is awaited: a turn-synchronous engine must know of all episodes at once.
     with setting.policy.player(task, env.limits, seed) as progress.player:
-        async with borrow(env, setting.pool) as sandbox, closing(progress.runner):
+        async with borrow(env, setting.pool, task.view()) as sandbox, closing(progress.runner):
             clock = asyncio.timeout(env.limits.wall_s)
             try:
                 async with clock:
@@ -226,7 +309,7 @@ async def _converse(
     async with boundary(ToolFault, f"{env.id}: reset"):
         history += await progress.runner.reset(
             task.view(),
-            seed=derive_seed(setting.seed, key.task, key.step),
+            seed=derive_seed(setting.seed, key.task, key.round),
             sandbox=sandbox,
             guard=setting.guard() if setting.guard else None,
         )
@@ -235,10 +318,10 @@ async def _converse(
         progress.acting = True
         if setting.deterministic or thinking_s(player) is not None:
             async with _paused(clock):
-                message, end = await player.act(history, env.tools)
+                message, end = await _ask(setting.policy, player, history, env)
             await _charge(clock, 0.0 if setting.deterministic else thinking_s(player) or 0.0)
         else:
-            message, end = await player.act(history, env.tools)
+            message, end = await _ask(setting.policy, player, history, env)
         progress.acting = False
         history.append(message)
         if end is not None:
@@ -248,6 +331,53 @@ async def _converse(
         history += step.messages
         if step.end is not None:
             return step.end
+
+
+async def _ask(
+    policy: Policy, player: Player, history: list[Message], env: ToolEnv
+) -> tuple[Message, EndReason | None]:
+    """The policy's next turn, with calls that no record could hold made unreadable ones.
+
+    Raises:
+        ContractError: the policy is the user's own code, and it raised or returned something else
+            than a turn. Its bug is no result of the agent, so it ends the run.
+        EngineError: sampling failed.
+    """
+    ours = isinstance(policy, _SAMPLING)
+    try:
+        turn = await player.act(history, env.tools)
+        if not ours:
+            _check_turn(turn)
+    except (AgentRLError, asyncio.CancelledError):
+        raise
+    except (Exception, SystemExit) as error:
+        if ours:  # what a model said may have caused it: `blame` decides
+            raise
+        number = sum(message.role == "assistant" for message in history) + 1
+        raise ContractError(
+            f"policy {policy.name!r} failed in turn {number}: {type(error).__name__}: {error}"
+            f"{where_raised(error, 'this policy')}"
+        ) from error
+    message, end = turn
+    if any(isinstance(call, ToolCall) for call in message.tool_calls):
+        message = replace(message, tool_calls=tuple(map(recordable, message.tool_calls)))
+    return message, end
+
+
+def _check_turn(turn: object) -> None:
+    """Refuse what is not `(Message, EndReason | None)`.
+
+    Raises:
+        TypeError: saying what was returned.
+    """
+    if not (isinstance(turn, tuple) and len(turn) == 2 and isinstance(turn[0], Message)):
+        raise TypeError(f"act must return (Message, EndReason or None), not {turn!r}")
+    message, end = turn
+    message.check_types()
+    if message.role != "assistant":
+        raise TypeError(f"act must return a message of the assistant, not of {message.role!r}")
+    if not (end is None or isinstance(end, EndReason)):
+        raise TypeError(f"act must return an EndReason or None as ending, not {end!r}")
 
 
 @asynccontextmanager
@@ -279,7 +409,7 @@ def _submission(
         end=end,
         artifacts=progress.artifacts,
         pool=setting.pool,
-        seed=derive_seed(setting.seed, key.task, key.step, key.sample, "grade"),
+        seed=derive_seed(setting.seed, key.task, key.round, key.sample, "grade"),
         opening=progress.opening,
         untrusted=progress.env.untrusted,
         side_effects=progress.side_effects,
@@ -309,9 +439,9 @@ def _episode(
 def _unmade(setting: Setting, task: Task, key: EpisodeKey, error: BaseException) -> Episode:
     """The episode of an environment whose constructor raised: nobody has played it."""
     why = "".join(traceback.format_exception(error)) + "(raised by the environment's constructor)"
-    env = str(getattr(setting.make, "id", ""))
-    score = Score.failed(why)
-    return Episode(key, env, task.view(), "", (), EndReason.TOOL_FAULT, score, failure=why)
+    env = str(getattr(setting.env, "id", ""))
+    end, score = EndReason.TOOL_FAULT, Score.failed(why)
+    return Episode(key, env, task.view(), "", (), end, score, failure=why, seed=setting.seed)
 
 
 def derive_seed(*parts: object) -> int:

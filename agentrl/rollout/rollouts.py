@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agentrl.aio import LoopThread, is_cancelled
-from agentrl.engines.base import Restarted, Weights
-from agentrl.errors import ConfigError, ContractError
+from agentrl.engines.base import Engine, Generation, Restarted, Sampling, Weights
+from agentrl.errors import ConfigError, ContractError, EngineLost, Unrecordable
 from agentrl.policies.base import Policy, TokenPolicy
+from agentrl.policies.served import ServedPolicy
 from agentrl.rollout.outage import Outage
 from agentrl.rollout.play import Setting, play
 from agentrl.trajectory import Episode, EpisodeKey, Group, Phase
-from agentrl.types import Ending, Task
+from agentrl.types import Ending, EndReason, Score, Task
 
 Result = TypeVar("Result")
 _Finished = asyncio.Queue[Group | BaseException]
 
 
-class _Batch(NamedTuple):
-    """What the episodes of one dispatch have in common."""
+@dataclass(frozen=True)
+class Dispatch:
+    """What the episodes of one dispatch have in common.
 
-    step: int
-    phase: Phase
-    draw: int
+    Attributes:
+        round: number of the dispatch, part of every episode's key.
+        phase: purpose of the episodes, part of the key.
+        draw: index of the draw of tasks within the round, part of the key.
+        group_size: episodes per task; None for the stream's usual number.
+        sampling: how the policy samples, where not as usual, such as greedily.
+        side_effect_price: taken off the reward of an episode with a side effect; None for the
+            price of the setting.
+    """
+
+    round: int = 0
+    phase: Phase = "train"
+    draw: int = 0
+    group_size: int | None = None
+    sampling: Sampling | None = None
+    side_effect_price: float | None = None
+
+
+class _Batch(NamedTuple):
+    """One dispatch, resolved against the stream's own settings."""
+
+    work: Dispatch
     group_size: int
     setting: Setting
 
@@ -35,57 +56,69 @@ class Handle:
     """The groups of one dispatch, in the order in which they finish.
 
     Several handles may be open at once: each gets its own groups and no other's.
+
+    Args:
+        tasks: of the dispatch, one group each.
+        take: waits for the next finished group, or for the error that ended the dispatch.
     """
 
-    def __init__(self, thread: LoopThread, tasks: Sequence[Task], room: int) -> None:
-        self._thread = thread
+    def __init__(self, tasks: Sequence[Task], take: Callable[[], Group | BaseException]) -> None:
         self._tasks = tasks
+        self._take = take
         self._left = len(tasks)
-        self._finished: asyncio.Queue[Group | BaseException] = asyncio.Queue(maxsize=room)
 
     def next(self) -> Group:
         """Wait for the next finished group, whatever its task.
 
         Raises:
             UserError: the environment or a task is wrong for every episode alike; this dispatch
-                plays no further.
-            InfraError: no sandbox, or no engine, can be had any more; neither does it.
+                ends here.
+            InfraError: no sandbox, or no engine, can be had any more; the dispatch ends here.
             RuntimeError: every group has been taken, or the dispatch has ended.
         """
         if not self._left:
             raise RuntimeError("every group of this dispatch has been taken")
-        item = self._thread.run(self._finished.get())
+        item = self._take()
         if isinstance(item, BaseException):
             self._left = 0
             raise item
         self._left -= 1
         return item
 
+    def __iter__(self) -> Iterator[Group]:
+        """The groups that were not taken yet, as they finish."""
+        while self._left:
+            yield self.next()
+
     def gather(self) -> list[Group]:
         """All groups that were not taken yet, in the order of their tasks."""
-        groups = [self.next() for _ in range(self._left)]
         place = {task.id: index for index, task in enumerate(self._tasks)}
-        return sorted(groups, key=lambda group: place[group.task.id])
+        return sorted(self, key=lambda group: place[group.task.id])
 
 
-class Sampler(Protocol):
-    """Plays tasks with a policy whose weights it is given from time to time."""
+class GroupStream(Protocol):
+    """Plays tasks with a policy whose weights are replaced from time to time.
 
-    def dispatch(
-        self,
-        tasks: Iterable[Task],
-        step: int,
-        *,
-        phase: Phase = "train",
-        draw: int = 0,
-        group_size: int | None = None,
-        policy: Policy | None = None,
-    ) -> Handle:
+    Nothing of it needs the episodes to play in this process: what crosses is plain data, and
+    `Group.versions` says which weights sampled a group.
+    """
+
+    def dispatch(self, tasks: Iterable[Task], work: Dispatch) -> Handle:
         """Start playing one group per task and return at once; any number may be in flight."""
         ...
 
     def sync(self, weights: Weights, version: int) -> None:
         """Play with these weights from now on; returns when the engine has them."""
+        ...
+
+    def probe(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seeds: Sequence[int]
+    ) -> tuple[Generation, ...]:
+        """What the engine samples after a prompt, once for each seed."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop what is playing, and wait until it has stopped."""
         ...
 
     def close(self) -> None:
@@ -101,6 +134,7 @@ class Rollouts:
         group_size: G, episodes per task.
         concurrency: episodes that play at the same time, over all dispatches.
         retries: how often an episode that infrastructure failed is played again.
+        owns_policy: whether `close` also closes the policy and the user of the setting.
         on_episode: called on the loop thread with every finished episode, retried ones included.
 
     With `setting.deterministic` the episodes of a dispatch play in fixed waves of `concurrency`,
@@ -114,6 +148,7 @@ class Rollouts:
         group_size: int = 1,
         concurrency: int = 64,
         retries: int = 1,
+        owns_policy: bool = False,
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         if concurrency < 1 or group_size < 1 or retries < 0:
@@ -124,6 +159,8 @@ class Rollouts:
         self.setting = setting
         self.group_size = group_size
         self._retries = retries
+        self._owns_policy = owns_policy
+        self._version: int | None = None
         self._concurrency = concurrency
         self._on_episode = on_episode or (lambda episode: None)
         self._check_places()
@@ -133,25 +170,12 @@ class Rollouts:
         self._room = asyncio.Semaphore(concurrency)
         self._outage = Outage(setting.pool)
 
-    def dispatch(
-        self,
-        tasks: Iterable[Task],
-        step: int,
-        *,
-        phase: Phase = "train",
-        draw: int = 0,
-        group_size: int | None = None,
-        policy: Policy | None = None,
-    ) -> Handle:
+    def dispatch(self, tasks: Iterable[Task], work: Dispatch | int = 0) -> Handle:
         """Start playing one group per task and return at once.
 
         Args:
             tasks: each with an id of its own.
-            step: the round, part of every episode's key.
-            phase: what the episodes are for, part of the key.
-            draw: which draw of tasks of this round it is, part of the key.
-            group_size: episodes per task, where not the usual.
-            policy: who plays, where not the usual.
+            work: what the episodes have in common; a number stands for `Dispatch(round=number)`.
 
         Raises:
             ContractError: two tasks share an id, so their episodes would share a key.
@@ -165,42 +189,43 @@ class Rollouts:
                     " its own"
                 )
             seen.add(task.id)
-        setting = replace(self.setting, policy=policy or self.setting.policy)
-        batch = _Batch(step, phase, draw, group_size or self.group_size, setting)
-        handle = Handle(self._thread, due, max(self._concurrency, 8))
-        self._thread.submit(self._play_all(due, batch, handle._finished))
-        return handle
+        if isinstance(work, int):
+            work = Dispatch(work)
+        finished: _Finished = asyncio.Queue(maxsize=max(self._concurrency, 8))
+        self._thread.submit(self._play_all(due, self._batch(work), finished))
+        return Handle(due, lambda: self._thread.run(finished.get()))
 
     def gather(
-        self,
-        tasks: Iterable[Task],
-        step: int,
-        *,
-        phase: Phase = "train",
-        draw: int = 0,
-        group_size: int | None = None,
-        policy: Policy | None = None,
+        self, tasks: Iterable[Task], work: Dispatch | int = 0, **options: Any
     ) -> list[Group]:
         """Play one group per task, wait, and return them in the order of the tasks."""
-        return self.dispatch(
-            tasks, step, phase=phase, draw=draw, group_size=group_size, policy=policy
-        ).gather()
+        return self.dispatch(tasks, work).gather()
+
+    def _batch(self, work: Dispatch) -> _Batch:
+        setting, policy = self.setting, self.setting.policy
+        if work.sampling is not None:
+            if not isinstance(policy, TokenPolicy):
+                raise ConfigError(f"policy {policy.name!r} has no engine whose sampling can be set")
+            policy = TokenPolicy(policy.engine, policy.chat, work.sampling, policy.name)
+        price = work.side_effect_price
+        if price is None:
+            price = setting.side_effect_price
+        setting = replace(setting, policy=policy, side_effect_price=price)
+        return _Batch(work, work.group_size or self.group_size, setting)
 
     def each(
         self,
         due: Iterable[tuple[Task, int]],
-        step: int,
+        work: Dispatch,
         *,
-        phase: Phase = "train",
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Play single samples of tasks, wait for all of them, and tell `on_episode` alone.
 
         Args:
             due: tasks, and which sample of each.
-            step: the round, part of every episode's key.
-            phase: what the episodes are for, part of the key.
-            stop: no further episode begins once it is true; those that play are finished.
+            work: what the episodes have in common.
+            stop: no further episode starts once it returns true; those that play are finished.
 
         Raises:
             UserError: the environment or a task is wrong for every episode alike.
@@ -208,8 +233,7 @@ class Rollouts:
         """
         if self.setting.deterministic:
             raise ConfigError("a deterministic run plays whole groups: use dispatch or gather")
-        batch = _Batch(step, phase, 0, 1, self.setting)
-        self._thread.run(self._play_each(list(due), batch, stop))
+        self._thread.run(self._play_each(list(due), self._batch(work), stop))
 
     def sync(self, weights: Weights, version: int) -> None:
         """Give the policy's engine these weights; returns when it has them.
@@ -222,9 +246,29 @@ class Rollouts:
                 f"policy {self.setting.policy.name!r} has no engine that takes weights"
             )
         self.setting.policy.engine.load(weights, version)
+        self._version = version
+
+    def probe(
+        self, prompt_ids: Sequence[int], sampling: Sampling, seeds: Sequence[int]
+    ) -> tuple[Generation, ...]:
+        """What the engine samples after a prompt, once for each seed; asked again where the
+        engine's process is lost meanwhile.
+
+        Raises:
+            ConfigError: the policy does not sample from an engine.
+            EngineError: sampling failed.
+        """
+        if not isinstance(self.setting.policy, TokenPolicy):
+            raise ConfigError(f"policy {self.setting.policy.name!r} has no engine to probe")
+        return self._thread.run(
+            _probe(self.setting.policy.engine, tuple(prompt_ids), sampling, seeds)
+        )
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop thread, where the sandbox pool lives, and wait for it."""
+        """Run a coroutine on the loop thread, where the sandbox pool lives, and wait for it.
+
+        For graders of this process; a `GroupStream` elsewhere has no such method.
+        """
         return self._thread.run(work)
 
     def cancel(self) -> None:
@@ -233,7 +277,7 @@ class Rollouts:
             self._thread.run(self._cancel())
 
     def close(self) -> None:
-        """Cancel what is playing, close the sandboxes and end the thread.
+        """Cancel what is playing, free policy (if owned) and sandboxes, and end the thread.
 
         Safe to call twice, also from two threads at once: the second waits for the first.
         """
@@ -250,7 +294,7 @@ class Rollouts:
         if (
             self.setting.deterministic
             and size < self._concurrency
-            and self.setting.make().needs_sandbox
+            and self.setting.env().needs_sandbox
         ):
             raise ConfigError(
                 f"a deterministic run of {self._concurrency} episodes at a time needs as many"
@@ -264,6 +308,10 @@ class Rollouts:
 
     async def _stop(self) -> None:
         await self._cancel()
+        if self._owns_policy:
+            await close_policy(self.setting.policy)
+            if self.setting.user is not None:
+                await close_policy(self.setting.user)
         if self.setting.pool is not None:
             await self.setting.pool.close()
 
@@ -344,12 +392,15 @@ class Rollouts:
 
     async def _play_once(self, task: Task, batch: _Batch, sample: int, attempt: int) -> Episode:
         await self._outage.over()
-        key = EpisodeKey(
-            batch.setting.run, batch.step, task.id, sample, attempt, batch.phase, batch.draw
-        )
-        episode = await play(batch.setting.of(task), task, key)
+        work, setting = batch.work, batch.setting
+        key = EpisodeKey(setting.run, work.round, task.id, sample, attempt, work.phase, work.draw)
+        episode = await play(setting.of(task), task, key, self._version)
         try:
-            self._on_episode(episode)
+            try:
+                self._on_episode(episode)
+            except Unrecordable as error:
+                episode = without_content(episode, str(error))
+                self._on_episode(episode)
         except SystemExit as error:  # it would end the loop thread, and next() would wait for ever
             raise RuntimeError(
                 "on_episode called sys.exit; raise in the thread that calls next()"
@@ -359,6 +410,46 @@ class Rollouts:
         if isinstance(engine, Restarted) and engine.gone:
             raise engine.gone
         return episode
+
+
+async def _probe(
+    engine: Engine, prompt_ids: tuple[int, ...], sampling: Sampling, seeds: Sequence[int]
+) -> tuple[Generation, ...]:
+    while True:
+        asked = (engine.generate(prompt_ids, sampling, seed=seed) for seed in seeds)
+        try:
+            return tuple(await asyncio.gather(*asked))
+        except EngineLost:  # another process takes over; the engine bounds how often
+            continue
+
+
+async def close_policy(policy: Policy) -> None:
+    """End the engine or the connections of a policy, on the loop where it played."""
+    if isinstance(policy, TokenPolicy):
+        await policy.engine.close()
+    elif isinstance(policy, ServedPolicy):
+        await policy.close()
+
+
+def without_content(episode: Episode, why: str) -> Episode:
+    """The failed episode in place of one that no record can hold.
+
+    Only what the agent said, called or handed in can make it so, since everything else was checked
+    before: the agent has failed the task.
+    """
+    threshold = episode.task.threshold
+    score = Score(0.0 if threshold > 0 else threshold - 1.0, {}, why)
+    return replace(
+        episode,
+        messages=(),
+        trajectories=(),
+        artifacts={},
+        side_effects=None,
+        events=(),
+        end=EndReason.AGENT_FAULT,
+        score=score,
+        failure="",
+    )
 
 
 def _group(episodes: Iterable[Episode]) -> Group:

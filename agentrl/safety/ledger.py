@@ -139,8 +139,17 @@ def _walk(value: Any, place: str, found: dict[str, str]) -> None:
             found[place] = json.dumps(value, sort_keys=True, allow_nan=False)
         return
     for name, item in below:
-        step = name.replace("/", "\\")  # a name is one step of the place
+        step = _escape_name(name)
         _walk(item, f"{place}/{step}" if place else step, found)
+
+
+def _escape_name(name: str) -> str:
+    """Make a name one step of a place: `/` becomes a backslash.
+
+    A backslash of the name itself is written %5C; otherwise the names `a/b` and `a\\b` would share
+    a place, and one change could hide the other.
+    """
+    return name.replace("%", "%25").replace("\\", "%5C").replace("/", "\\")
 
 
 def _names(rows: Sequence[Any]) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+
+from agentrl.settings import STRICT
 
 
 class SafetySettings(BaseModel):
     """What stands around the tool calls of a run, and what side effects cost."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
     policy: str = ""
     """Shipped name (read-only, work-area, no-irreversible, lockdown), TOML file or file.py:NAME."""

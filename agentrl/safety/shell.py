@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from agentrl.safety.programs import NotUnderstood, Word, uses_of
+from agentrl.safety.programs import NotUnderstood, Use, Word, uses_of
 from agentrl.types import Effect
 
 if TYPE_CHECKING:
@@ -100,7 +100,10 @@ def read_command(text: str, places: frozenset[str] = HERE) -> CommandLine:
     if _ODD.search(text) or _has_odd_space(text):
         return CommandLine((_strict("it holds control characters"),), places)
     try:
-        reading.read(_parser().parse(reading.source).root_node)
+        # The tree is kept until it is read: nodes do not keep it alive, and reading freed memory
+        # misjudged a command now and then, or ended the process.
+        tree = _parser().parse(reading.source)
+        reading.read(tree.root_node)
     except (NotUnderstood, RecursionError) as error:
         reading.steps.append(_strict(str(error) or "it is nested too deeply"))
         reading.places = frozenset({UNKNOWN})
@@ -203,6 +206,9 @@ class _Reading:
         except NotUnderstood as error:
             self.steps.append(ShellStep(argv, "irreversible", ANYTHING, str(error)))
             return
+        if deep and argv[0] in ("cp", "mv") and self._may_copy_links(named):
+            self.steps.append(_strict(f"{argv[0]} may bring in a link from outside the work area"))
+            return
         if not named and argv[0] in ("ls", "find", "grep", "du", "egrep", "fgrep"):
             named = [(Word("."), "read")]
         accesses = tuple(
@@ -212,6 +218,20 @@ class _Reading:
             for access in self._accesses(word, use == "write")
         )
         self.steps.append(ShellStep(argv, effect, accesses))
+
+    def _may_copy_links(self, named: Sequence[tuple[Word, Use]]) -> bool:
+        """Whether a source of a copy or a move may be a link, or a folder with links in it.
+
+        The system has links (/proc/self/cwd, /tmp in some sandboxes). A copy of one in the work
+        area would lead later writes past the patterns of a policy. The known programs make no other
+        links, so what lies in the work area or below /tmp has none.
+        """
+        sources = named[: len(named) // 2 * 2 : 2]  # each is followed by its place in the target
+        return any(
+            path == UNKNOWN or (path.startswith(("/", "..")) and not path.startswith("/tmp/"))
+            for word, _ in sources
+            for path in resolve(word.text, self.places)
+        )
 
     def _cd(self, words: Sequence[Word]) -> None:
         if len(words) != 2 or words[1].expands or words[1].text.startswith("-"):

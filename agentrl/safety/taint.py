@@ -1,80 +1,77 @@
 """Which values of a call come from text that anybody may have written.
 
-A value is tainted by a source if a distinctive piece of it stands in what the source said and
-nowhere in trusted text: the opening of the episode and the results of endorsing tools. Pieces are
-compared raw and decoded, so that base64 of a known word is that word.
+A value is tainted by a source if a distinctive piece of it occurs in what the source said and
+nowhere in trusted text: the opening of the episode and the results of endorsing tools. Both sides
+are compared with their disguises undone (`agentrl.safety.disguises`), so base64 of a known word is
+that word, and a grouped account number is the number.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.safety.decoding import decoded_forms
-from agentrl.types import leaves
+from agentrl.safety.disguises import all_texts, decoded_forms
 
-# Words of four characters, or of two with a digit and a letter: the name of a row, as S-1.
+# Words of four characters, three digits, or two characters with both a digit and a letter (S-1).
 _PIECE = re.compile(r"[\w@.+\-/:]{4,}|\d{3,}|(?=[\w.+\-/:]*\d)(?=[\w.+\-/:]*[^\W\d])\w[\w.+\-/:]+")
-_SHORTEST = 4
-_MOST_SAID = 200_000
+# A shorter piece counts only as a word of its own: it is part of too many other words.
+_MIN_SUBSTRING = 4
+# Shorter pieces are too often some other word spelled backwards.
+_MIN_REVERSED = 6
 
 
 class Taint:
-    """What was said so far in one episode, by trust."""
+    """What was said so far in one episode, by trust.
+
+    Every text is kept for the whole episode: a source that could be made to forget its beginning
+    would launder what it said there.
+    """
 
     def __init__(self) -> None:
         self._trusted = ""
         self._untrusted: dict[str, str] = {}
 
     def trust(self, text: str) -> None:
-        """Take in trusted text."""
-        self._trusted += "\n" + text.casefold()
+        """Add trusted text."""
+        self._trusted += _all_forms(text)
 
     def hear(self, source: str, text: str) -> None:
-        """Take in what an untrusted source said: the last 200,000 characters count."""
-        said = self._untrusted.get(source, "") + "\n" + "\n".join(decoded_forms(text)).casefold()
-        self._untrusted[source] = said[-_MOST_SAID:]
+        """Add what an untrusted source said."""
+        self._untrusted[source] = self._untrusted.get(source, "") + _all_forms(text)
 
-    def sources_of(self, arguments: Any) -> tuple[str, ...]:
-        """The sources of the values, sorted; () where all of it is trusted or the agent's own."""
+    def sources_of(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the sources of a call's arguments, sorted; () if none of it is foreign."""
         if not self._untrusted:
             return ()
-        pieces = {
-            piece
-            for text in _texts(arguments)
-            for form in decoded_forms(text)
-            for piece in _pieces(form.casefold())
-        }
-        foreign = [piece for piece in pieces if piece not in self._trusted]
+        # The names of arguments are the tool's own; names inside a value are the agent's.
+        values = list(arguments.values())
+        pieces = {piece for text in all_texts(values) for piece in _pieces(text)}
+        foreign = [piece for piece in pieces if not _occurs(piece, self._trusted)]
         return tuple(
             sorted(
                 source
                 for source, said in self._untrusted.items()
-                if any(_stands_in(piece, said) for piece in foreign)
+                if any(_occurs(piece, said) for piece in foreign)
             )
         )
 
 
+def _all_forms(text: str) -> str:
+    return "\n" + "\n".join(decoded_forms(text)).casefold()
+
+
 def _pieces(text: str) -> Iterator[str]:
-    """Words of a text that say something, also without the signs around them."""
-    for piece in _PIECE.findall(text):
-        yield piece
-        if _PIECE.fullmatch(bare := piece.strip("@.+-/:")):
-            yield bare
+    """Distinctive words of every reading of a text, with and without surrounding punctuation."""
+    for form in decoded_forms(text):
+        for piece in _PIECE.findall(form.casefold()):
+            yield piece
+            if _PIECE.fullmatch(bare := piece.strip("@.+-/:")):
+                yield bare
 
 
-def _stands_in(piece: str, said: str) -> bool:
-    """Whether it was said; a short one as a word of its own, as it is part of many others."""
-    if len(piece) >= _SHORTEST or piece not in said:
-        return piece in said
-    return re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", said) is not None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    for one in leaves(value):
-        if isinstance(one, str):
-            yield one
-        elif one is not None and not isinstance(one, bool):
-            yield json.dumps(one, default=str)
+def _occurs(piece: str, text: str) -> bool:
+    if len(piece) < _MIN_SUBSTRING:
+        return piece in text and bool(re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", text))
+    return piece in text or (len(piece) >= _MIN_REVERSED and piece[::-1] in text)

@@ -24,8 +24,7 @@ import torch
 
 from agentrl.records.files import read_episodes
 from agentrl.report.charts import Series
-from agentrl.trainers.algorithms.advantages import dr_grpo, grpo
-from agentrl.trainers.algorithms.recipe import over_groups
+from agentrl.trainers.algorithms.advantages import dr_grpo, grpo, over_groups
 from agentrl.trainers.algorithms.recipes import RECIPES
 from benchmarks.experiments.drawing import drawing
 from benchmarks.experiments.recipe_runs import ROUNDS, Job, Result, play, results

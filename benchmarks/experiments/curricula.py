@@ -23,7 +23,7 @@ from agentrl.records.files import read_metrics
 from agentrl.report.charts import Series
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.online.session import train_with_display
+from agentrl.trainers.session import train_with_display
 from benchmarks.experiments.drawing import drawing
 
 TARGET = 0.8
@@ -52,7 +52,7 @@ PLAN = DemoPlan(
     knobs=(("kinds", ("operator",)), ("names", 8), ("function_names", 4), ("symbols", SYMBOLS)),
     sft_steps=34,
     sft_more=4,
-    sft_until=0.15,
+    sft_band=(0.15, 1.0),
     practice=64,
     rounds=48,
     learning_rate=5.5e-4,

@@ -19,8 +19,8 @@ import torch
 
 from agentrl.report.charts import Series
 from agentrl.trainers.config import check_config
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Run
 from benchmarks.experiments.drawing import drawing
 from benchmarks.experiments.recipe_runs import warm_start
 

@@ -20,10 +20,9 @@ import torch
 
 from agentrl import EndReason, Limits, Message, Score, Step, Task, ToolEnv
 from agentrl.chat.tokens import Chat
-from agentrl.engines.base import Engine, Sampling, Weights
+from agentrl.engines.base import Engine, EngineSettings, Sampling, Weights
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
-from agentrl.engines.settings import EngineSettings
 from agentrl.policies.base import TokenPolicy
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Rollouts

@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import EngineSettings, Sampling
 from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
 from agentrl.engines.own_process.process import ProcessEngine
-from agentrl.engines.settings import EngineSettings
 from agentrl.errors import EngineLost
 from agentrl.trainers.models.tiny import build_model
 from agentrl.trainers.models.weights import PolicyWeights

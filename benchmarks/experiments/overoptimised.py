@@ -205,8 +205,8 @@ def models(folder: Path) -> dict[str, str]:
 def optimise(folder: Path, seed: int, arm: str, rounds: int) -> dict[str, Any]:
     """One GRPO run against the proxy; a row for every round."""
     from agentrl.trainers.config import check_config
-    from agentrl.trainers.online.loop import train
-    from agentrl.trainers.online.run import Run
+    from agentrl.trainers.loop import train
+    from agentrl.trainers.run import Run
 
     place = folder / arm.replace(" ", "_").replace(",", "")
     result = place / "result.json"
@@ -240,8 +240,8 @@ def environment(made: Mapping[str, str], arm: Mapping[str, Any]) -> dict[str, An
 def _rounds(run: Path, base: str) -> Iterator[dict[str, Any]]:
     """What each round's answers earned, how far they are from the base model, and its alarms."""
     from agentrl.engines.loading import load_model
-    from agentrl.trainers.offline.data.tokens import TokenRow
-    from agentrl.trainers.offline.measure import response_logprobs
+    from agentrl.trainers.offline.rows import TokenRow
+    from agentrl.trainers.offline.sft import response_logprobs
 
     reference, metrics = load_model(base), read_metrics(run / "metrics.jsonl")
     played = [one for one in read_episodes(run / "episodes.jsonl").values()]
@@ -273,7 +273,7 @@ def best_of_n(folder: Path, seed: int) -> list[dict[str, float]]:
     """
     from agentrl.engines.factory import open_chat
     from agentrl.engines.loading import load_model
-    from agentrl.trainers.offline.sampling import answers_to, open_judge
+    from agentrl.trainers.offline.sampling import Replies, answers_to, open_judge
     from agentrl.trainers.offline.settings import SampleSettings
     from agentrl.types import Message
 
@@ -282,7 +282,7 @@ def best_of_n(folder: Path, seed: int) -> list[dict[str, float]]:
     model, chat = load_model(made["policy"]), open_chat(made["policy"])
     asked = answers_to(model, chat, [(Message.user(one),) for one in prompts()], how, seed)
     said = [one for group in asked for one in group]
-    scores = open_judge(made["one"])([(one.prompt, one.message) for one in said])
+    scores = open_judge(made["one"])([(one.prompt, one.message) for one in said], Replies())
     order = sorted(range(len(said)), key=scores.__getitem__)
     ranked = [said[at].message.content for at in order]
     values, total = [gold(text) for text in ranked], len(said)

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from agentrl.evaluation.label import LABELS, LabelPlan, label_turns
 from agentrl.evaluation.regrade import RegradePlan, recorded_tasks
-from agentrl.evaluation.results.turn_labels import LABELS, LabelPlan, label_turns
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_episodes, read_plain_rows
 from agentrl.registry import factory
@@ -77,7 +77,7 @@ def prepare(folder: Path, train_tasks: int) -> str:
             plan = DemoPlan(
                 env="calc-v0", knobs=tuple(KNOBS.items()), demonstrations=1024, vocab_size=300,
                 width=96, context=384, sft_steps=steps, sft_more=6,
-                sft_until=0.3 if name == "policy" else 0.8,
+                sft_band=(0.3 if name == "policy" else 0.8, 1.0),
             )  # fmt: skip
             prepare_demo(plan, 0, "auto", folder / name)
         made.append(str(place))

@@ -19,8 +19,8 @@ from agentrl.records.files import read_episodes, write_json_atomic
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import OptimizerSettings, check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.online.loop import TrainingError, train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.loop import TrainingError, train
+from agentrl.trainers.run import Run
 from agentrl.trajectory import Episode
 
 PLANS = {
@@ -33,7 +33,7 @@ PLANS = {
         context=256,
         sft_steps=56,
         sft_more=12,  # with 4, two of five starts ended at 0.16
-        sft_until=0.3,
+        sft_band=(0.3, 1.0),
         tasks_per_step=16,
         group_size=8,
         practice=128,
@@ -49,7 +49,7 @@ PLANS = {
         context=384,
         sft_steps=110,
         sft_more=8,
-        sft_until=0.15,
+        sft_band=(0.15, 1.0),
         tasks_per_step=16,
         group_size=8,
         practice=128,

@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.errors import TrainingError
-from agentrl.trainers.algorithms.advantages import GroupAdvantage, grpo
-from agentrl.trainers.algorithms.recipe import over_groups
+from agentrl.trainers.algorithms.advantages import GroupAdvantage, grpo, over_groups
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Run
 
 
 def shuffled(advantage: GroupAdvantage, chance: random.Random) -> GroupAdvantage:

@@ -19,7 +19,7 @@ from agentrl.records.files import read_metrics
 from agentrl.report.charts import Series
 from agentrl.trainers.config import TrainConfig, check_config
 from agentrl.trainers.demo import DemoPlan, prepare_demo
-from agentrl.trainers.online.session import train_with_display
+from agentrl.trainers.session import train_with_display
 from benchmarks.experiments import refunds
 from benchmarks.experiments.drawing import drawing
 
@@ -44,7 +44,7 @@ PLAN = DemoPlan(
     context=256,
     sft_steps=40,
     sft_more=4,
-    sft_until=0.25,
+    sft_band=(0.25, 1.0),
     rounds=30,
     tasks_per_step=16,
     group_size=8,

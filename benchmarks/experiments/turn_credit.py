@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agentrl.evaluation.results.turn_labels import LABELS, LabelPlan, label_turns
+from agentrl.evaluation.label import LABELS, LabelPlan, label_turns
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_metrics
 from agentrl.registry import factory

@@ -29,15 +29,15 @@ from agentrl.sandboxes.base import (
     ExecResult,
     FileInfos,
     Isolation,
-    Need,
     SandboxBackend,
     SandboxLimits,
+    SandboxNeed,
     SandboxRole,
 )
 from agentrl.sandboxes.docker import DockerBackend
 from agentrl.sandboxes.docker.backend import first_daemon
 from agentrl.sandboxes.docker.images import Layered, image_of
-from agentrl.sandboxes.docker.spec import AREA, Spec
+from agentrl.sandboxes.docker.spec import AREA, ContainerSpec
 
 USER = 19_999  # below the uids that our own sandboxes take
 _ROOT_AREA = "/work"
@@ -61,7 +61,7 @@ class PlainContainer:
         self._daemon = first_daemon()
         self.api = self._daemon.api()
         layered = Layered(self._daemon, image_of(role, None))
-        spec = Spec(
+        spec = ContainerSpec(
             layered.image, limits or SandboxLimits(), self._daemon.owner.labels(_LIFETIME_S)
         )
         self._config = _plain(spec.config(self._daemon.cores), archive)
@@ -186,12 +186,12 @@ class PlainSandbox:
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
 
-    async def manifest(self) -> FileInfos:
-        """Nothing: our episodes record their start state, these are spared the work."""
+    async def manifest(self, *, everywhere: bool = False) -> FileInfos:
+        """Return nothing: our episodes record their start state; the rival is spared the work."""
         return []
 
     async def kill_all(self) -> None:
-        """Nothing: ours stop what runs before artifacts leave, these are spared the work."""
+        """Do nothing: ours stop all processes before collecting artifacts; the rival need not."""
 
     async def _do(self, call: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
@@ -213,7 +213,7 @@ class PlainPool:
         role: SandboxRole,
         *,
         isolation: Isolation = "reset",
-        needs: Iterable[Need] = (),
+        needs: Iterable[SandboxNeed] = (),
         untrusted: bool = False,
     ) -> AsyncIterator[PlainSandbox]:
         loop = asyncio.get_running_loop()

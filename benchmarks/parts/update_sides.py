@@ -1,7 +1,7 @@
 """One side of the update rows in its own process: a step for every line on standard input, its cost
 on standard output.
 
-Ours is `agentrl.trainers.online.loop.update` as a run calls it. Theirs is TRL's
+Ours is `agentrl.trainers.loop.update` as a run calls it. Theirs is TRL's
 `GRPOTrainer.train()`, whole: only what generates and scores is replaced, by the same rows in TRL's
 own layout (prompts padded on the left, completions on the right, `tool_mask` 0 on observations).
 """
@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,9 +71,9 @@ def ours(work: Work) -> None:
     """Steps of our update."""
     from agentrl.trainers.algorithms.recipes import recipe
     from agentrl.trainers.config import Compute, OptimizerSettings, TrainConfig
+    from agentrl.trainers.learner import Learner
     from agentrl.trainers.models.scoring import frozen_logprobs, in_parts
-    from agentrl.trainers.observe.updates import Unwatched, UpdateLog
-    from agentrl.trainers.online.update import update
+    from agentrl.trainers.observe.metrics import UpdateLog
 
     model, meter, batch = qwen2(work), Meter(), episodes(work)
     if work.checkpointing:
@@ -84,37 +83,31 @@ def ours(work: Work) -> None:
 
         in_bfloat16(model)
     width = batch.ids_BT.shape[1]
-    run: Any = SimpleNamespace(
-        config=TrainConfig(
-            env="-",
-            model="-",
-            learning_rate=RATE,
-            compute=Compute(micro_tokens=work.micro_rows * width),
-            optimizer=OptimizerSettings(max_grad_norm=1e9),
-        ),
-        recipe=recipe("grpo"),
-        model=model,
-        reference=None,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True),
-        seed_of=lambda *names: 0,
+    config = TrainConfig(
+        env="-",
+        model="-",
+        learning_rate=RATE,
+        compute=Compute(micro_tokens=work.micro_rows * width),
+        optimizer=OptimizerSettings(max_grad_norm=1e9),
     )
-    batch = run.recipe.advantage(batch)
+    learner = Learner(config, recipe("grpo"), model)
+    batch = learner.recipe.advantage(batch)
 
     def score(part: TokenBatch) -> tuple[torch.Tensor]:
         return (frozen_logprobs(model, part.to(model.device)),)
 
     def sampled() -> TokenBatch:
         """The rows as if the policy had just sampled them."""
-        (old_BT,) = in_parts(batch, score, run.config.compute.micro_tokens)
+        (old_BT,) = in_parts(batch, score, config.compute.micro_tokens)
         return replace(batch, old_logprobs_BT=old_BT)
 
     step = 0
     while True:
         rows = sampled()
         meter.start()
-        log = UpdateLog(rows, rows, step, Unwatched())
-        update(run, rows, step, log)
-        meter.stop(log.metrics(dict)["policy/grad_norm"])
+        log = UpdateLog(rows, rows, step)
+        learner.update(rows, step, log)
+        meter.stop(log.metrics()["policy/grad_norm"])
         step += 1
 
 

@@ -1,12 +1,14 @@
-"""The states of inject-v0: AgentDojo's two suites, with a text at every placeholder or at none."""
+"""The state of AgentDojo's two suites, the tasks over it, and the goals of attackers."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,70 @@ SUITES = ("banking", "slack")
 _NAMES = ("environment.yaml", "injection_vectors.yaml")
 FOLDER = "safety/agentdojo"
 FILES = tuple(f"{suite}/{name}" for suite in SUITES for name in _NAMES)
+_TEXTS = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+Calls = tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BenignTask:
+    """What the user asks for, the reference's calls, and the answer the user expects, if any."""
+
+    instruction: str
+    calls: Calls
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What an attacker wants.
+
+    Attributes:
+        payload: the text at the placeholders.
+        calls: the calls of an agent that obeys it.
+        marks: patterns of places in the state that show that the goal was reached.
+    """
+
+    payload: str
+    calls: Calls
+    marks: tuple[str, ...]
+
+
+@cache
+def benign_tasks() -> dict[str, dict[str, BenignTask]]:
+    """Suite -> name -> task."""
+    return {
+        suite: {
+            name: BenignTask(row["instruction"], _calls(row), row.get("answer"))
+            for name, row in rows.items()
+        }
+        for suite, rows in _TEXTS["tasks"].items()
+    }
+
+
+@cache
+def goals() -> dict[str, dict[str, Goal]]:
+    """Suite -> name -> goal of an attacker."""
+    return {
+        suite: {
+            name: Goal(row["payload"], _calls(row), tuple(row["marks"]))
+            for name, row in rows.items()
+        }
+        for suite, rows in _TEXTS["goals"].items()
+    }
+
+
+def _calls(row: Mapping[str, Any]) -> Calls:
+    return tuple((call["name"], call["arguments"]) for call in row["calls"])
 
 
 def read_world(folder: Path, payload: str = "") -> dict[str, Any]:
-    """Both suites as one state; the payload stands at every placeholder, by default what the suites
-    put there.
+    """Read both suites as one state, with the payload at every placeholder (default: the suites'
+    own harmless texts).
 
     Raises:
-        ConfigError: a file cannot be read, or holds something else.
+        ConfigError: a file cannot be read or is not AgentDojo's.
     """
     try:
         world: dict[str, Any] = {}
@@ -48,7 +105,7 @@ def read_world(folder: Path, payload: str = "") -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _parsed(folder: Path) -> tuple[str, Mapping[str, str]]:
-    """The state as JSON with its placeholders, and what stands there where nobody attacks."""
+    """The state as JSON with its placeholders, and their default texts."""
     state, vectors = (
         yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in _NAMES
     )
@@ -64,15 +121,15 @@ def _filled(value: Any, texts: Mapping[str, str], payload: str) -> Any:
     if isinstance(value, list):
         return [_filled(item, texts, payload) for item in value]
     if isinstance(value, str):
-        return _PLACEHOLDER.sub(lambda found: payload or texts.get(found[1], found[0]), value)
+        return _PLACEHOLDER.sub(lambda match: payload or texts.get(match[1], match[0]), value)
     return value
 
 
 def by_value(value: Any) -> Any:
-    """A state in which every value is part of its place, as `user_account/city/Rome`.
+    """Make every value part of its path, as in `user_account/city/Rome`.
 
-    So a write set names not only what may change but also to what. Rows of a list are named by all
-    that they hold but their ids; the second of two equal ones has (2) behind it.
+    A write set then names not only what may change but also the new value. Rows of a list are named
+    by their contents without ids; the second of two equal rows gets the suffix (2).
     """
     if isinstance(value, Mapping):
         return {name: by_value(item) for name, item in value.items()}
@@ -94,11 +151,11 @@ def _row_name(row: Any) -> str:
 
 
 def places_of(world: Mapping[str, Any]) -> frozenset[str]:
-    """Every value of a state with its place."""
+    """Every value of a state with its path."""
     return frozenset(leaves_of(by_value(world)))
 
 
 def is_marked(places: frozenset[str], mark: str) -> bool:
-    """Whether a place fits the pattern; with `!` before it, whether none does."""
+    """Whether any place matches the pattern; with a leading `!`, whether none does."""
     absent = mark.startswith("!")
     return any(any_matches([mark.removeprefix("!")], place) for place in places) is not absent

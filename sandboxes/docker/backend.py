@@ -23,7 +23,7 @@ from agentrl.sandboxes.docker.images import (
 from agentrl.sandboxes.docker.network import Link
 from agentrl.sandboxes.docker.networked import NetworkedSandbox
 from agentrl.sandboxes.docker.owner import UIDS, Owner
-from agentrl.sandboxes.docker.spec import AREA, Spec, container_rlimits
+from agentrl.sandboxes.docker.spec import AREA, ContainerSpec, container_rlimits
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.supervised import COMMON_ENV, Place, SupervisedSandbox
 from agentrl.sandboxes.uids import Uid
@@ -149,7 +149,7 @@ class DockerBackend:
                 "agentrl.role": role,
                 "agentrl.uid": str(uid.number),
             }
-            spec = Spec(layered.image, limits, labels, self._runtime, self._userns)
+            spec = ContainerSpec(layered.image, limits, labels, self._runtime, self._userns)
             if self._allow is not None and role == "agent":
                 link = self._link(daemon, self._allow, spec)
                 spec, place = link.linked(spec), replace(place, env={**place.env, **link.env})
@@ -164,7 +164,7 @@ class DockerBackend:
             _forget(daemon, uid, link)
             raise
 
-    def _link(self, daemon: Daemon, allow: Allow, spec: Spec) -> Link:
+    def _link(self, daemon: Daemon, allow: Allow, spec: ContainerSpec) -> Link:
         proxy = replace(spec, image=self._layered(daemon, proxy_image()).image)
         return Link(
             daemon,

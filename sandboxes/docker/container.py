@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.errors import BackendAway, ConfigError, SandboxLost
 from agentrl.sandboxes.docker.daemon import Daemon, remove
-from agentrl.sandboxes.docker.spec import Spec
+from agentrl.sandboxes.docker.spec import ContainerSpec
 from agentrl.sandboxes.launch import STDERR_BYTES
 from agentrl.sandboxes.supervisor.frames import FrameError
 
@@ -75,7 +75,7 @@ class Container:
     """
 
     def __init__(
-        self, daemon: Daemon, spec: Spec, executor: Executor, on_gone: Callable[[], None]
+        self, daemon: Daemon, spec: ContainerSpec, executor: Executor, on_gone: Callable[[], None]
     ) -> None:
         """Create, attach and start it. Blocks.
 

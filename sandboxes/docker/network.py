@@ -16,7 +16,7 @@ from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.docker.daemon import Daemon
 from agentrl.sandboxes.docker.images import ARCHIVE, PYTHON
 from agentrl.sandboxes.docker.profile import profile
-from agentrl.sandboxes.docker.spec import Spec
+from agentrl.sandboxes.docker.spec import ContainerSpec
 from agentrl.sandboxes.launch import starting
 from agentrl.sandboxes.network import Allow
 from agentrl.sandboxes.proxy.serve import PORT
@@ -118,7 +118,7 @@ def _dotted(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Linked(Spec):
+class Linked(ContainerSpec):
     """A sandbox whose only network is an internal one.
 
     Attributes:
@@ -152,7 +152,7 @@ class Linked(Spec):
 
 
 @dataclass(frozen=True)
-class _ProxySpec(Spec):
+class _ProxySpec(ContainerSpec):
     """The proxy: no rights, nothing to write to, and a network that leads outside."""
 
     outside: str = "bridge"
@@ -185,7 +185,7 @@ class Link:
     """
 
     def __init__(
-        self, daemon: Daemon, allow: Allow, spec: Spec, name: str, executor: Executor
+        self, daemon: Daemon, allow: Allow, spec: ContainerSpec, name: str, executor: Executor
     ) -> None:
         """Start both; `spec` has the proxy's image and labels. Blocks.
 
@@ -209,7 +209,7 @@ class Link:
             self.end()
             raise
 
-    def linked(self, spec: Spec) -> Linked:
+    def linked(self, spec: ContainerSpec) -> Linked:
         """The same sandbox, in this network."""
         net = self.network
         return Linked(

@@ -10,12 +10,12 @@ from typing import Any
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import Sandbox, SandboxLimits
-from agentrl.sandboxes.client import Peer
 from agentrl.sandboxes.docker.network import CONNECTIONS, Link
 from agentrl.sandboxes.lease import Lease
 from agentrl.sandboxes.network import NetworkRequest
 from agentrl.sandboxes.supervised import GRACE_S, OPEN_S, SupervisedSandbox
 from agentrl.sandboxes.supervisor.frames import FrameError
+from agentrl.sandboxes.wire import Peer
 
 KEPT = 10_000
 _CHUNK = 1 << 16
@@ -210,7 +210,7 @@ async def requests_of(sandbox: Sandbox) -> tuple[NetworkRequest, ...]:
     Raises:
         SandboxLost: the loan is over, or the proxy is gone.
     """
-    inner = sandbox.held if isinstance(sandbox, Lease) else sandbox
+    inner = sandbox.held_sandbox() if isinstance(sandbox, Lease) else sandbox
     if not isinstance(inner, NetworkedSandbox):
         return ()
     return await (

@@ -49,7 +49,7 @@ _RUNC_DATA = 256 << 20
 
 
 @dataclass(frozen=True)
-class Spec:
+class ContainerSpec:
     """What a container is made from.
 
     Attributes:

@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.registry import factory
 from agentrl.trainers.models.tiny import build_model
-from agentrl.trainers.online.session import run_training
+from agentrl.trainers.session import run_training
 from agentrl.types import Message, ToolCall, ToolSpec
 
 REFUSED: dict[str, str] = {}

@@ -40,12 +40,12 @@ def test_check_exits_1_where_a_promise_is_broken_and_names_a_setting(run, gemma,
     code, out, _ = run("check", gemma, "--tool-role", "tool", "--json")
     assert code == 1
     (problem,) = last_json(out)["problems"]
-    assert "set chat.tool_role to 'user'" in problem
+    assert "set --tool-role to 'user'" in problem
     trl_tokenizer("qwen3_6").save_pretrained(tmp_path / "qwen")
     code, out, _ = run("check", f"hf:{tmp_path / 'qwen'}", "--parser", "llama_json", "--json")
     assert code == 1
     assert last_json(out)["round_trip"] is False
-    assert "set chat.parser to 'auto'" in last_json(out)["problems"][0]
+    assert "set --parser to 'auto'" in last_json(out)["problems"][0]
     code, out, _ = run("check", f"hf:{tmp_path / 'qwen'}", "--on-rewrite", "refuse")
     assert code == 1
     assert "BROKEN  chat template of tokenizer" in out
@@ -55,11 +55,11 @@ def test_check_exits_1_where_a_promise_is_broken_and_names_a_setting(run, gemma,
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--parser", "json"), "--parser 'json': must be 'auto', 'hermes'"),
-        (("--on-rewrite", "drop"), "--on-rewrite 'drop': must be 'branch', 'keep' or"),
-        (("--tool-role", "x"), "--tool-role 'x': must be 'auto', 'tool' or 'user'"),
+        (("--parser", "json"), "--parser 'json' must be auto, hermes"),
+        (("--on-rewrite", "drop"), "--on-rewrite 'drop' must be branch, keep or"),
+        (("--tool-role", "x"), "--tool-role 'x' must be auto, tool or user"),
         (("--template-option", "thinking"), "--template-option 'thinking': write it as key=value"),
-        (("--template", "nope"), "chat.template='nope' is neither a shipped template"),
+        (("--template", "nope"), "--template 'nope' is neither a shipped template"),
     ],
 )
 def test_flags_of_a_chat_are_checked(run, flags, sentence) -> None:
@@ -118,11 +118,11 @@ def test_train_takes_the_settings_of_a_chat_and_keeps_them(run, tmp_path) -> Non
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("chat.parser=json", "chat.parser='json': must be 'auto', 'hermes'"),
-        ("chat.on_rewrite=1", "chat.on_rewrite=1: must be 'branch', 'keep' or 'refuse'"),
+        ("chat.parser=json", "chat.parser='json' must be auto, hermes"),
+        ("chat.on_rewrite=1", "chat.on_rewrite=1 must be branch, keep or refuse"),
         ("chat.role=user", "setting 'chat.role' is unknown"),
-        ("top_p=0.9", "top_p is for `agentrl eval`"),
-        ("top_k=5", "set temperature alone"),
+        ("top_p=0.9", "a setting of `agentrl eval` alone"),
+        ("top_k=5", "a setting of `agentrl eval` alone"),
     ],
 )
 def test_settings_of_a_chat_are_checked_before_anything_is_loaded(

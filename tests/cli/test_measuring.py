@@ -6,7 +6,7 @@ import pytest
 from cli_cases import ENV
 from helpers import last_json, make_task, tiny_model_folder
 
-from agentrl.cli.measure.evaluate import exit_code
+from agentrl.cli.evaluate import exit_code
 from agentrl.records.taskfile import write_tasks
 
 

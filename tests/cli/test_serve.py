@@ -17,22 +17,21 @@ from helpers import below, process, run_cli, tiny_model_folder, wait_for
 from run_cases import settings
 
 from agentrl.cli import serve as command
-from agentrl.cli.options import engine_of, served_options
-from agentrl.engines import vllm_setup
+from agentrl.cli.options import refuse_unused
+from agentrl.engines import vllm
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.records.files import read_episodes
 from agentrl.registry import factory
-from agentrl.trainers.offline.judging import Replies, open_judge, revisions
-from agentrl.trainers.offline.sampling import Candidate
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.offline.sampling import Replies, SampledAnswer, open_judge, revise_answers
+from agentrl.trainers.run import Run
 from agentrl.types import Message
 
 HOW = "vLLM is not installed: pip install 'agentrl\\[vllm\\]' on a machine with a GPU, `make setup"
 
 
 def test_without_vllm_every_way_to_it_says_how_to_get_it(monkeypatch, tmp_path, model):
-    monkeypatch.setattr(vllm_setup, "find_spec", lambda name: None)
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=HOW):
         command.serve(str(tiny_model_folder()))
     plan = EvalPlan(factory("calc-v0"), f"vllm:{tiny_model_folder()}", limit=1, sandbox="process")
@@ -45,14 +44,14 @@ def test_without_vllm_every_way_to_it_says_how_to_get_it(monkeypatch, tmp_path, 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
 def test_other_machines_are_let_in_only_with_a_key(monkeypatch, host):
-    monkeypatch.setattr(vllm_setup, "missing", lambda: None)
+    monkeypatch.setattr(vllm, "missing", lambda: None)
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="set VLLM_API_KEY to a secret"):
         command.serve(str(tiny_model_folder()), host=host)
 
 
 def test_a_server_has_a_process_in_any_case(monkeypatch):
-    monkeypatch.setattr(vllm_setup, "missing", lambda: None)
+    monkeypatch.setattr(vllm, "missing", lambda: None)
     with pytest.raises(ConfigError, match="--engine-option process=false does nothing here"):
         command.serve(str(tiny_model_folder()), engine_option=["process=false"])
 
@@ -63,30 +62,25 @@ def test_a_context_that_the_model_does_not_have_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("policy", "kind", "option", "given"),
     [
-        (
-            lambda: engine_of("hf:m", ["kv_cache_gib=1"]),
-            "--engine-option kv_cache_gib=1 is a setting of vLLM and does nothing for",
-        ),
-        (lambda: engine_of("oracle", ["dtype=auto"]), "--engine-option dtype=auto is a setting of"),
-        (
-            lambda: served_options("vllm:m", ["top_p=0.9"]),
-            "--policy-option top_p=0.9 is an option of a served model and does nothing",
-        ),
-        (lambda: served_options("openai:m", ["top_p"]), "--policy-option 'top_p': write it as"),
+        ("hf:m", "vllm:", "--engine-option", ["kv_cache_gib=1"]),
+        ("oracle", "vllm:", "--engine-option", ["dtype=auto"]),
+        ("vllm:m", "openai:", "--policy-option", ["top_p=0.9"]),
     ],
 )
-def test_options_that_do_nothing_are_refused_by_name(call, said):
-    with pytest.raises(ConfigError, match=said):
-        call()
+def test_options_that_do_nothing_are_refused_by_name(policy, kind, option, given):
+    with pytest.raises(
+        ConfigError, match=f"{option} {given[0]} does nothing for --policy {policy}"
+    ):
+        refuse_unused(policy, kind, option, given)
+    refuse_unused(policy, kind, option, None)
+    refuse_unused(f"{kind}m", kind, option, given)
 
 
 def test_options_go_where_they_belong():
-    assert engine_of("vllm:m", ["max_model_len=64"]).max_model_len == 64
-    assert engine_of("hf:m", None).name == "vllm"
-    options = served_options("openai:m", ["retries=5", "top_p=0.9"])
-    assert (options.retries, options.sampling) == (5, {"top_p": 0.9})
+    assert command.vllm_settings(["max_model_len=64"]).max_model_len == 64
+    assert command.vllm_settings(None).name == "vllm"
 
 
 def test_tool_calls_are_read_in_the_format_of_the_model():
@@ -170,7 +164,7 @@ def judgement(policy, folder):
     prompt, said = (Message.user("hi"),), Message.assistant("yes")
     judged = open_judge(str(path))([(prompt, said)], Replies())
     with pytest.raises(UserError, match="the model that revises failed at 1 of 1 answers"):
-        revisions([[Candidate(prompt, said, True)]], str(path), Replies())
+        revise_answers([[SampledAnswer(prompt, said, True)]], str(path), Replies())
     return judged
 
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from trainer_cases import branch, episode
 
 from agentrl import Task, ToolEnv
-from agentrl.curriculum.mixture import allocate
-from agentrl.curriculum.opening import open_source
-from agentrl.curriculum.parts import Part
+from agentrl.curriculum.mixture import allocate, open_source
 from agentrl.curriculum.pool import PoolSource
 from agentrl.curriculum.settings import (
+    Band,
     EnvTable,
     InOrder,
     Learnability,
@@ -26,6 +25,7 @@ from agentrl.curriculum.settings import (
     UniformPool,
     refuse_tables,
 )
+from agentrl.curriculum.source import EnvPart
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Group
 
@@ -59,7 +59,7 @@ class Cycle(Numbers):
 
 
 def part(env="", level=0, prefix="", floor=0.0, make=Numbers):
-    return Part(env, make.id, level, prefix, floor, make)
+    return EnvPart(env, make.id, level, prefix, floor, make)
 
 
 def played(tasks, step, passes, draw=0, size=8):
@@ -67,7 +67,7 @@ def played(tasks, step, passes, draw=0, size=8):
 
     def one(task, sample, reward):
         made = episode(branch(2, (2, 0)), reward=reward, task=task.id, sample=sample)
-        key = made.key._replace(step=step, draw=draw)
+        key = made.key._replace(round=step, draw=draw)
         return type(made)(**{**vars(made), "key": key})
 
     counts = [passes(task) for task in tasks]
@@ -104,6 +104,38 @@ def test_a_source_goes_on_from_its_state_with_the_same_choices(chosen):
     state = json.loads(json.dumps(first.state()))
     assert go(PoolSource([part()], chosen, 7, state), 7, start=5) == whole[5:]
     assert go(PoolSource([part()], chosen, 8), 5) != whole[:5]
+
+
+@pytest.mark.parametrize("chosen", [Learnability(pool=64), Thompson(pool=64), Band(pool=64)])
+def test_new_tasks_come_first_where_everything_fails(chosen):
+    """Of 48 draws among 64 tasks, uniform sampling sees 36 different ones."""
+    distinct = []
+    for seed in range(5):
+        source, seen = PoolSource([part()], chosen, seed), set()
+        for step in range(6):
+            tasks = source.next(8)
+            seen |= {task.id for task in tasks}
+            source.observe(played(tasks, step, lambda task: 0, size=4))
+        distinct.append(len(seen))
+    assert np.mean(distinct) >= 36
+
+
+@pytest.mark.parametrize("rest", [3, 6])
+@pytest.mark.parametrize("prior", [(0.3, 0.9), (0.05, 3.0)])
+def test_the_mean_over_all_tasks_has_no_bias_where_tasks_rest(rest, prior):
+    errors = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        p_N = rng.beta(*prior, 128)
+        source = PoolSource([part()], Learnability(pool=128, rest=rest), seed)
+        found = []
+        for step in range(10):
+            tasks = source.next(16)
+            passes = lambda task: int(rng.binomial(4, p_N[int(task.id)]))  # noqa: B023, E731
+            source.observe(played(tasks, step, passes, size=4))
+            found.append(source.metrics()["curriculum/pass_all"])
+        errors.append(np.mean(found[3:]) - p_N.mean())
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / np.sqrt(40)
 
 
 def test_what_can_be_learnt_is_played_more_often():
@@ -225,7 +257,7 @@ def test_levels_move_towards_half_solved_and_say_so():
 
 def test_groups_grow_where_signal_is_rare():
     source = PoolSource([part()], Learnability(pool=8, group_most=16), 0)
-    source.observe(played(source.next(8), 0, lambda task: 4 if int(task.id) % 2 else 0))
+    source.observe(played(source.next(8), 0, lambda task: 4 if int(task.id) % 2 else 1))
     tasks = source.next(8)
     sizes = dict(zip((int(task.id) for task in tasks), source.sizes(tasks, 8), strict=True))
     assert sum(sizes.values()) == 64 and max(sizes.values()) <= 16 and min(sizes.values()) >= 2

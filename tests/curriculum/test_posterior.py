@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_policy import MovingPolicy, covered
 
-from agentrl.curriculum.adaptive import group_sizes
+from agentrl.curriculum.pool import group_sizes
 from agentrl.curriculum.posterior import (
     JEFFREYS,
     Beliefs,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agentrl.cli import app as cli
-from agentrl.curriculum.parts import parts_of
 from agentrl.curriculum.pool import PoolSource
 from agentrl.curriculum.profile import Profile
 from agentrl.curriculum.settings import EnvTable, Learnability
+from agentrl.curriculum.source import parts_of
 from agentrl.errors import UserError
 from agentrl.report.profile_page import profile_page
 
@@ -57,7 +57,7 @@ def test_the_command_says_it_draws_it_and_saves_it(run, tmp_path):
     assert row["pass_rates"]["train-0"] == [0, 4] and row["pass_rates"]["train-1"] == [4, 4]
     assert set(row["signal"]) == {"4", "8", "16"}
     assert row["signal"]["4"] < row["signal"]["8"] < row["signal"]["16"]
-    assert (tmp_path / "profile.html").read_text().count("<rect") == 20
+    assert (tmp_path / "records/profile.html").read_text().count("<rect") == 20
     code, out, _ = run(*command, "--out", "records")  # all of it is recorded already
     assert code == 0 and "33% never solved, 67% always" in out and "learnability" in out
     start = str(tmp_path / "p.json")
@@ -72,7 +72,7 @@ def test_the_command_says_it_draws_it_and_saves_it(run, tmp_path):
     [
         (("--policy", "orcale"), "--policy 'orcale' is unknown"),
         (("--policy", "oracle", "--samples", 1), "--samples"),
-        (("--policy", "oracle", "--save", "not/there.json"), "not is no folder: make it"),
+        (("--policy", "oracle", "--save", "not/there.json"), "not is not a folder: create it"),
         (("--policy", "oracle", "--split", "dev"), "must be 'train' or 'test'"),
         ((), "policy"),
     ],

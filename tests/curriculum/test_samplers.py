@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_policy import sharp, simulate
 
 from agentrl.curriculum import samplers
-from agentrl.curriculum.estimates import over_all_tasks
+from agentrl.curriculum.pool import over_all_tasks
 from agentrl.curriculum.posterior import Beliefs
 from agentrl.errors import ConfigError
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -99,5 +101,21 @@ def test_a_program_that_is_offline_says_so_within_seconds(tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "model 'org/none' is no folder" in done.stderr
+    assert "model 'org/none'" in done.stderr
     assert "offline mode is enabled" in done.stderr
+
+
+def test_code_that_a_folder_brings_along_is_never_run_nor_asked_about(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model_folder(), tmp_path / "model")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: ...\n")
+    for name, classes in {
+        "config.json": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+        "tokenizer_config.json": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]},
+    }.items():
+        row = json.loads((folder / name).read_text())
+        row |= {"auto_map": classes, "model_type": "evil", "tokenizer_class": "Evil"}
+        (folder / name).write_text(json.dumps(row))
+    for load in (load_config, load_model, load_tokenizer):
+        with pytest.raises(ConfigError, match=r"trust_remote_code|custom code"):
+            load(folder)
+    assert not (tmp_path / "ran").exists()

@@ -13,9 +13,8 @@ import pytest
 from helpers import wait_for
 
 from agentrl.engines import vllm as engines
-from agentrl.engines.base import Sampling
-from agentrl.engines.settings import EngineSettings
-from agentrl.engines.vllm_core import Core, Sampled, StepCounts
+from agentrl.engines.base import EngineSettings, Sampling
+from agentrl.engines.vllm import Core, Sampled, StepCounts
 from agentrl.errors import EngineAborted, EngineAway, EngineBroken
 
 SHORT = Sampling(max_tokens=2)

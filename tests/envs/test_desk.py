@@ -10,10 +10,9 @@ from retail_transcripts import outcomes_of
 
 from agentrl import Message, ToolCall
 from agentrl.dialogue import PolicyUser
-from agentrl.envs.desk import Desk
+from agentrl.envs.desk import Desk, calculate
 from agentrl.envs.desk.retail import read_retail
 from agentrl.envs.desk.shop import CHANGES, Shop
-from agentrl.envs.desk.sums import calculate
 from agentrl.errors import ConfigError
 from agentrl.policies.base import Scripted, noop
 from agentrl.safety.guard import guard_factory
@@ -242,7 +241,7 @@ def test_a_refused_change_leaves_no_trace(retail):
 
 
 def test_data_that_is_not_there_is_one_sentence(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"has no db\.json\.gz: name a folder with"):
+    with pytest.raises(ConfigError, match=r"has no db\.json\.gz: set data to"):
         list(Desk(data=str(tmp_path)).tasks("test", 0))
     for name in ("db.json.gz", "tasks.json.gz", "split_tasks.json", "policy.md"):
         (tmp_path / name).write_text("{}")

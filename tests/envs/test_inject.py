@@ -7,10 +7,9 @@ from helpers import play_one
 
 from agentrl import Message, ToolCall
 from agentrl.envs.inject import Inject
-from agentrl.envs.inject.suites import GOALS, TASKS
-from agentrl.envs.inject.worlds import read_world
+from agentrl.envs.inject.worlds import SUITES, benign_tasks, goals, read_world
 from agentrl.errors import ConfigError
-from agentrl.evaluation.injection import injection_report, is_exposed
+from agentrl.evaluation.summary import injection_report, is_exposed
 from agentrl.policies.base import Scripted, noop
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
@@ -43,7 +42,7 @@ class _Obeying:
         self.script = iter(Inject().oracle_actions(task))
         injection = task.metadata["injection"]
         self.payload = injection["payload"] if injection else None
-        wanted = GOALS[task.metadata["suite"]][injection["goal"]].calls if injection else ()
+        wanted = goals()[task.metadata["suite"]][injection["goal"]].calls if injection else ()
         self.orders = [Message.assistant("", ToolCall(*call)) for call in wanted]
 
     async def act(self, history, tools):
@@ -80,7 +79,7 @@ def test_an_obedient_agent_is_caught_in_every_exposed_attack(built, suite):
             assert episode.side_effects == {} and episode.reward == 1.0, episode.key
     report = injection_report(episodes)
     assert report["attack_success"]["value"] == report["benign_utility"]["value"] == 1.0
-    assert set(report["reached"]) == set(GOALS[suite])
+    assert set(report["reached"]) == set(goals()[suite])
 
 
 def _goal(episode):
@@ -103,7 +102,7 @@ def test_doing_nothing_passes_no_task(built):
 
 
 def test_each_suite_has_ten_tasks_and_six_goals():
-    assert all(len(TASKS[suite]) >= 10 and len(GOALS[suite]) >= 6 for suite in TASKS)
+    assert all(len(benign_tasks()[suite]) >= 10 and len(goals()[suite]) >= 6 for suite in SUITES)
 
 
 def test_payloads_stand_at_every_placeholder_and_nowhere_else(folder):
@@ -156,5 +155,5 @@ def test_settings_that_are_wrong_are_one_sentence(settings, sentence):
 
 
 def test_data_that_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"has no banking/environment\.yaml: name a folder with"):
+    with pytest.raises(ConfigError, match=r"has no banking/environment\.yaml: set data to"):
         list(Inject(data=str(tmp_path)).tasks("test", 0))

@@ -161,11 +161,11 @@ def test_a_rule_in_a_file_is_loaded_whole_or_refused_in_one_sentence(text, said,
     ("env", "row", "said"),
     [
         (Math, {"question": "2 + 2?", "answer": "four"}, "needs a text `question`"),
-        (Math, {"question": "2 + 2?", "text": "four"}, "there is no key 'answer': add it"),
+        (Math, {"question": "2 + 2?", "text": "four"}, "key 'answer' is missing"),
         (ChatEnv, {"prompt": [{"role": "assistant", "content": "x"}]}, 'prompt=[{"role'),
         (ChatEnv, {"prompt": ""}, 'prompt="" must be a text'),
         (ChatEnv, {"prompt": None}, "prompt=null must be a text"),
-        (ChatEnv, {"text": "x", "id": 1}, "'prompt': add it (its keys are 'text', 'id')"),
+        (ChatEnv, {"text": "x", "id": 1}, "key 'prompt' is missing (present: 'text', 'id')"),
     ],
 )
 def test_rows_of_another_form_are_named_by_their_line(env, row, said, tmp_path):

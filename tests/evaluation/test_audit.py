@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, SandboxLost
 from agentrl.evaluation.audit import PROMISES, AuditPlan, audit
 from agentrl.evaluation.audit.probes import Probe, probes
 from agentrl.evaluation.audit.scores import SLOW_S
-from agentrl.evaluation.audit.stage import Stage
+from agentrl.evaluation.audit.stage import AuditStage
 from agentrl.evaluation.audit.variants import with_canary
 from agentrl.registry import factory
 from agentrl.sandboxes import open_pool
@@ -78,7 +78,7 @@ def test_what_ships_can_be_trusted_under_every_attack(env_id, sandbox, request):
 def test_an_attack_that_hangs_is_tried_once_and_a_script_runs_where_the_agent_does(
     bubblewrap, monkeypatch
 ):
-    timed = Stage.timed_score
+    timed = AuditStage.timed_score
 
     async def on_an_idle_machine(
         self, submission
@@ -87,7 +87,7 @@ def test_an_attack_that_hangs_is_tried_once_and_a_script_runs_where_the_agent_do
         hangs = b"sleep" in submission.artifacts["solution.py"]
         return score, seconds if hangs else min(seconds, SLOW_S)
 
-    monkeypatch.setattr(Stage, "timed_score", on_an_idle_machine)
+    monkeypatch.setattr(AuditStage, "timed_score", on_an_idle_machine)
 
     def attacks(task):
         yield Probe("hang", {"solution.py": f"import time\ntime.sleep({SLOW_S + 1})\n".encode()})
@@ -189,7 +189,7 @@ class Slow(Echo):
 def test_work_is_handed_in_and_graded_as_a_rollout_does_it():
     async def run():
         task = make_task(hidden={"answer": "yes"})
-        stage = Stage(Slow, open_pool("process"), {"test": [task]}, [task], lambda task: ())
+        stage = AuditStage(Slow, open_pool("process"), {"test": [task]}, [task], lambda task: ())
         submission = await stage.hand_in(task, Probe("says", answer="no"))
         return submission, await stage.score(submission)
 
@@ -281,7 +281,7 @@ def test_the_reference_passes_tests_with_a_canary(bubblewrap):
             task, *_ = Tested().tasks("test", 0)
             planted, _ = with_canary(task, "canary-1")
             assert planted.hidden["tests"]["test_f.py"].count("canary-1") == 5
-            stage = Stage(Tested, pool, {"test": [planted]}, [planted], probes)
+            stage = AuditStage(Tested, pool, {"test": [planted]}, [planted], probes)
             return await stage.oracle()
         finally:
             await pool.close()

@@ -13,7 +13,7 @@ from broken_envs import make
 from helpers import Echo, make_task
 
 from agentrl.evaluation.audit.price import in_band, something_to_learn
-from agentrl.evaluation.audit.stage import Stage
+from agentrl.evaluation.audit.stage import AuditStage
 from agentrl.evaluation.audit.variants import (
     impossible,
     shown_examples,
@@ -32,7 +32,7 @@ def test_learnability_needs_a_task_that_is_sometimes_solved():
         async def run():
             pool = open_pool("process")
             tasks = [make_task(str(n), hidden={"answer": "yes"}) for n in range(2)]
-            stage = Stage(Echo, pool, {"test": tasks}, tasks, lambda task: (), script)
+            stage = AuditStage(Echo, pool, {"test": tasks}, tasks, lambda task: (), script)
             return await something_to_learn(stage)
 
         return asyncio.run(run())

@@ -6,8 +6,7 @@ import pytest
 from helpers import Echo, loop_threads, make_task, tiny_model_folder, wait_for
 
 from agentrl.errors import ConfigError, TaskError
-from agentrl.evaluation.budget import read_prices
-from agentrl.evaluation.resume import claim, fingerprint_of
+from agentrl.evaluation.plan import claim, fingerprint_of, read_prices
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.evaluation.summary import summary_lines
 from agentrl.records.files import iter_episodes, read_episodes

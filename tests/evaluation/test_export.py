@@ -6,7 +6,7 @@ import pytest
 from helpers import Echo
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.results.export import export
+from agentrl.evaluation.export import export
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.registry import factory
 

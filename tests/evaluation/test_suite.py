@@ -10,8 +10,8 @@ import pytest
 from helpers import wait_for
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.results.suite import read_suite, run_suite
 from agentrl.evaluation.run import evaluate
+from agentrl.evaluation.suite import read_suite, run_suite
 from agentrl.records.files import iter_episodes
 
 SLOW = """
@@ -54,7 +54,7 @@ def test_a_safety_policy_and_the_options_of_a_served_model_are_said_in_the_file(
     assert (cell.plan.policy_file, cell.plan.served.retries) == ("lockdown", 0)
     assert cell.plan.served.sampling == {"top_p": 0.9}
     path.write_text(path.read_text().replace("retries = 0", "retries = -1"))
-    with pytest.raises(ConfigError, match=r"served\.retries is -1"):
+    with pytest.raises(ConfigError, match=r"served\.retries=-1 must be"):
         read_suite(path, folder / "out")
 
 
@@ -116,10 +116,10 @@ def test_killed_and_interrupted_no_episode_is_played_twice_and_none_is_lost(fold
     ("text", "part"),
     [
         ("", "has no evaluations"),
-        ("[[eval]]\npolicy = 'oracle'\n", "evaluation 1: field env is missing"),
-        ("[[eval]]\nenv = 'calc-v0'\nlimit = 1\nsample = 2\n", "field 'sample' is unknown"),
-        ("[[eval]]\nenv = 'calc-v0'\nlimit = 'x'\n", "field limit is 'x'"),
-        ("[[eval]]\nenv = 'calc-v0'\nk = [3]\n", "--k 3 must be from 1 to --samples 1"),
+        ("[[eval]]\npolicy = 'oracle'\n", "evaluation 1: setting 'env' is missing"),
+        ("[[eval]]\nenv = 'calc-v0'\nlimit = 1\nsample = 2\n", "setting 'sample' is unknown"),
+        ("[[eval]]\nenv = 'calc-v0'\nlimit = 'x'\n", "limit='x' must be a whole number"),
+        ("[[eval]]\nenv = 'calc-v0'\nk = [3]\n", "k=[3] must be from 1 to samples=1"),
         ("[[eval]]\nenv = 'calk-v0'\n", "did you mean 'calc-v0'"),
         ("[[eval]]\nenv = 'calc-v0'\n" * 2, "two evaluations are named 'calc-v0 oracle'"),
         (
@@ -127,7 +127,7 @@ def test_killed_and_interrupted_no_episode_is_played_twice_and_none_is_lost(fold
             "two evaluations are named",
         ),
         ("[[evals]]\n", "table 'evals' is unknown"),
-        ("[[eval]\n", "is not TOML"),
+        ("[[eval]\n", "is not valid TOML"),
         ("[[eval]]\nenv = 'calc-v0'\nprice = '-1,2'\n", "--price -1,2 must be US dollars"),
     ],
 )

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from helpers import Echo, make_task
 
-from agentrl.cli.measure.audit import _verdict
+from agentrl.cli.audit import count_verdicts
 from agentrl.evaluation.audit import AuditPlan, audit
 from agentrl.evaluation.audit.probes import stubs
-from agentrl.evaluation.audit.stage import Stage
+from agentrl.evaluation.audit.stage import AuditStage
 from agentrl.evaluation.audit.twins import tasks_differ
 from agentrl.evaluation.leaks import shown_secret
 from agentrl.types import Score, Task
@@ -35,7 +35,7 @@ async def found(splits):
     class Split(Echo):
         pass
 
-    stage = Stage(Split, None, splits, splits["test"], lambda task: ())
+    stage = AuditStage(Split, None, splits, splits["test"], lambda task: ())
     return await tasks_differ(stage)
 
 
@@ -97,9 +97,12 @@ def test_a_row_without_any_verdict_is_not_judged():
 
 
 def test_the_last_line_counts_what_was_not_judged():
-    assert _verdict(["holds", "not applicable"]) == "every promise holds"
-    assert _verdict(["holds", "not judged"]) == "1 promise not judged"
-    assert _verdict(["broken", "broken", "not judged"]) == "2 promises broken, 1 promise not judged"
+    assert count_verdicts(["holds", "not applicable"]) == "every promise holds"
+    assert count_verdicts(["holds", "not judged"]) == "1 promise not judged"
+    assert (
+        count_verdicts(["broken", "broken", "not judged"])
+        == "2 promises broken, 1 promise not judged"
+    )
 
 
 def test_files_that_a_repair_leaves_alone_are_no_leak():

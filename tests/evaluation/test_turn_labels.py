@@ -26,8 +26,8 @@ from agentrl.chat.settings import ChatSettings
 from agentrl.chat.tokens import Chat
 from agentrl.engines.loading import load_tokenizer
 from agentrl.errors import ConfigError, UserError
-from agentrl.evaluation.results import turn_labels
-from agentrl.evaluation.results.turn_labels import LABELS, LabelPlan, label_turns
+from agentrl.evaluation import label as turn_labels
+from agentrl.evaluation.label import LABELS, LabelPlan, label_turns
 from agentrl.policies.base import TokenPolicy
 from agentrl.records.files import EpisodeWriter, read_plain_rows
 from agentrl.registry import factory

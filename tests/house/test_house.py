@@ -112,8 +112,8 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 
 def test_listing_environments_loads_no_torch() -> None:
     code = (
-        "import sys; from agentrl.registry import describe; describe('calc-v0'); print('torch' in"
-        " sys.modules)"
+        "import sys; from agentrl import registry; registry.describe_environment('calc-v0');"
+        " print('torch' in sys.modules)"
     )
     assert run_python(code).strip() == "False"
 

@@ -16,21 +16,20 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 LIBRARY = ("agentrl", "envs", "sandboxes", "trainers", "verifiers")
 ENGINE = tuple(
-    f"agentrl/engines/{name}.py"
-    for name in ("transformers", "loading", "growing", "output", "routing")
+    f"agentrl/engines/{name}.py" for name in ("transformers", "loading", "growing", "routing")
 )
 HANDOVER = "agentrl/engines/own_process/handover.py"
-CORE = "agentrl/engines/vllm_core.py"
+VLLM = "agentrl/engines/vllm.py"
 MAY_IMPORT = {
     "torch": (
         "trainers/",
         *ENGINE,
-        CORE,
+        VLLM,
         HANDOVER,
         "verifiers/models/batches.py",
     ),
     "transformers": ("trainers/", *ENGINE),
-    "vllm": (CORE,),
+    "vllm": (VLLM,),
     "trl": ("trainers/",),
     "datasets": ("trainers/",),
     "gymnasium": ("agentrl/gym.py",),

@@ -20,7 +20,7 @@ PUBLIC = {
     "agentrl.evaluation": """
         EvalPlan EvalProgress Paired PassAt RuleResult best_of_k bootstrap_ci check_environment
         check_named compare_runs evaluate majority_of_k paired pass_at pass_at_k pass_hat_k
-        summarize summary_lines task_counts wilson_ci
+        rate_ci summarize summary_lines task_counts wilson_ci
     """,
     "agentrl.sandboxes": """
         Allow BubblewrapBackend DockerBackend ExecResult FileInfo NetworkRequest Pool ProcessBackend

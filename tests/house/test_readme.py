@@ -1,4 +1,4 @@
-"""The README tells the truth: its example passes the contract, its tree exists, its links lead
+"""The README tells the truth: its example passes the contract and its links lead
 somewhere.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,19 +35,6 @@ def environment_example() -> str:
     return str(block)
 
 
-def tree() -> Iterator[str]:
-    """Paths named in the README's tree."""
-    block = README.split("## The tree\n\n```\n")[1].split("```")[0]
-    folder = ""
-    for line in block.splitlines():
-        names = re.split(r"\s{2,}", line.strip())[0].split()
-        if line.startswith("  "):
-            yield from (folder + name for name in names)
-        else:
-            folder = names[0] if names[0].endswith("/") else ""
-            yield from names
-
-
 def test_the_example_is_short_and_passes_the_contract(tmp_path: Path) -> None:
     code = environment_example()
     assert 20 <= code.count("\n") <= 40
@@ -69,23 +55,6 @@ def test_the_training_loop_is_quoted_from_the_file_that_runs() -> None:
     text = (REPO / "trainers/grpo.py").read_text()
     assert textwrap.indent(block, 8 * " ") in text
     assert "optimizer.step()" in block and block.count("\n") >= 15
-
-
-def test_every_name_of_the_tree_exists() -> None:
-    missing = [name for name in tree() if not (REPO / name).exists()]
-    assert not missing
-
-
-def test_the_tree_leaves_nothing_out() -> None:
-    named = {name.rstrip("/") for name in tree()}
-    found = {
-        path.relative_to(REPO).as_posix()
-        for folder in FOLDERS
-        for path in (REPO / folder).iterdir()
-        if path.suffix == ".py" or path.is_dir()
-    }
-    found = {name for name in found if not name.endswith(("__init__.py", "__pycache__"))}
-    assert not found - named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPO).as_posix())

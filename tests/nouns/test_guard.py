@@ -10,7 +10,7 @@ from agentrl import make
 from agentrl.calls import Decision, Guard
 from agentrl.chat.parsers import FORMATTERS
 from agentrl.errors import ToolFault
-from agentrl.evaluation.outcomes import tool_counts
+from agentrl.evaluation.summary import tool_counts
 from agentrl.sandboxes import open_pool
 from agentrl.tools import tool
 from agentrl.types import BadCall, EndReason, Limits

@@ -54,7 +54,7 @@ def test_entry_points_are_found_and_loaded_on_use(monkeypatch, tmp_path):
     assert {"far-v0", "gone-v0"} <= set(
         registry.environment_ids()
     ) and "other_package" not in sys.modules
-    assert registry.describe("far-v0") == {
+    assert registry.describe_environment("far-v0") == {
         "id": "far-v0",
         "version": 0,
         "tasks": 80,
@@ -62,7 +62,10 @@ def test_entry_points_are_found_and_loaded_on_use(monkeypatch, tmp_path):
         "sandbox": "none",
         "summary": "",
     }
-    assert "cannot be loaded from 'no_such_module:X'" in registry.describe("gone-v0")["summary"]
+    assert (
+        "cannot be loaded from 'no_such_module:X'"
+        in registry.describe_environment("gone-v0")["summary"]
+    )
     for env_id in ("gone-v0", "odd-v0"):
         with pytest.raises(ConfigError, match=f"{env_id}' cannot be loaded from"):
             registry.environment(env_id)
@@ -71,7 +74,7 @@ def test_entry_points_are_found_and_loaded_on_use(monkeypatch, tmp_path):
 def test_unknown_ids_get_a_hint():
     with pytest.raises(ConfigError, match="did you mean 'bugfix-v0'"):
         registry.environment("bug-fix-v0")
-    with pytest.raises(ConfigError, match="known are bugfix-v0, calc-v0, chat-v0, code-v0"):
+    with pytest.raises(ConfigError, match="choose bugfix-v0, calc-v0, chat-v0, code-v0"):
         registry.environment("zzz")
 
 

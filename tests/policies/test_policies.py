@@ -12,7 +12,7 @@ from tiny_tokenizers import tiny
 
 from agentrl.chat.tokens import Chat
 from agentrl.engines.base import Sampling
-from agentrl.policies.base import Scripted, TokenPolicy, noop, recorded
+from agentrl.policies.base import TokenPolicy, noop, recorded
 from agentrl.trajectory import SegmentKind
 from agentrl.types import EndReason, Limits
 
@@ -160,15 +160,6 @@ def test_scripted_policies_leave_no_tokens():
     again = play_one(Echo, recorded(episode))
     assert again.messages == episode.messages and again.score == episode.score
     assert play_one(Echo, noop()).end is EndReason.ANSWERED
-
-
-def test_a_script_that_breaks_is_an_internal_error():
-    def broken(task):
-        raise KeyError("files")
-        yield
-
-    episode = play_one(Echo, Scripted("broken", broken))
-    assert episode.end is EndReason.INTERNAL_ERROR and "KeyError: 'files'" in episode.failure
 
 
 def test_seeds_of_turns_differ_and_repeat():

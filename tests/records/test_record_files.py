@@ -67,7 +67,7 @@ def test_a_file_that_holds_only_a_torn_line(tmp_path):
         (b"\xff\n", "e.jsonl:2 is not a record"),
         (b"[1]\n", "e.jsonl:2 is not a record"),
         (b'{"v":1}\n', "e.jsonl:2 is not a record .*KeyError.*; give a file of such records"),
-        (b'{"v":3}\n', "e.jsonl:2 has format version 3 .*upgrade"),
+        (b'{"v":4}\n', "e.jsonl:2 has format version 4 .*upgrade"),
         (b'{"v":1,"nonfinite":[[["x","y"],"nan"]]}\n', "e.jsonl:2 is not a record"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_shared_segment_is_stored_once(tmp_path):
 def test_artifacts_are_text_where_they_can_be(tmp_path):
     write(tmp_path / "e.jsonl", simple(artifacts={"a.py": "é\r\n".encode(), "b.bin": b"\xff\x00"}))
     row = json.loads((tmp_path / "e.jsonl").read_text())
-    assert row["v"] == 2
+    assert row["v"] == 3
     assert row["artifacts"] == {"a.py": {"text": "é\r\n"}, "b.bin": {"base64": "/wA="}}
 
 

@@ -11,8 +11,8 @@ import pytest
 from helpers import call, says
 from typer.testing import CliRunner
 
+from agentrl.cli import audit as audit_command
 from agentrl.cli.app import app
-from agentrl.cli.measure import audit as audit_command
 from agentrl.env import ToolEnv
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.evaluation.summary import summary_lines

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
 from helpers import play_one
 from report_cases import report
 
+from agentrl.evaluation.stats import rate_ci
 from agentrl.records.files import EpisodeWriter
 
 
@@ -31,8 +33,9 @@ def guarded(tmp_path_factory):
 
 def test_rates_and_rules_stand_on_the_page_of_a_run(guarded):
     text = guarded.text
-    assert "unattacked tasks solved 83.3 % 55.2–95.3 % 12" in text
-    assert "… state deleted 3.7 % 1.4–9.1 % 108" in text
+    solved = "–".join(f"{100 * end:.1f}" for end in rate_ci([1] * 10 + [0] * 2))
+    assert f"unattacked tasks solved 83.3 % {solved} % 12" in text
+    assert re.search(r"… state deleted 3\.7 % [\d.]+–[\d.]+ % 108", text)
     assert "goals of attackers reached, of episodes that saw the attack" in text
     assert "deny said-by-others 86 74" in text
 

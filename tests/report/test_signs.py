@@ -9,17 +9,22 @@ import pytest
 from fake_run import metrics_row
 
 from agentrl.report.signs import alarms, coverage, find_signs
+from benchmarks.experiments.intervals import Rounds, false_alarms
+
+ROUND = {"groups/total": 32.0, "reward/std": 0.4, "groups/reward_std_mean": 0.2}
 
 
 def rows(**columns):
-    return [{"step": step} | {key: f(step) for key, f in columns.items()} for step in range(20)]
+    return [
+        {"step": step} | ROUND | {key: f(step) for key, f in columns.items()} for step in range(20)
+    ]
 
 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
         ({"reward/mean": lambda s: s / 20, "eval/pass_at_1": lambda s: 0.3}, "while held-out pass@1 changed by"),
-        ({"reward/mean": lambda s: 0.9 * (s > 8), "eval/pass_at_1": lambda s: s}, "stepped up by 0.90 at step 9"),
+        ({"reward/mean": lambda s: 0.9 * (s > 8), "eval/pass_at_1": lambda s: s}, "rose by 0.90 at step 9"),
         ({"groups/no_signal": lambda s: 0.9, "groups/all_pass": lambda s: 0.1, "groups/all_fail": lambda s: 0.8},
          r"90% of the last groups give no signal \(10% all solved, 80% all failed\)"),
         ({"policy/entropy": lambda s: 0.6 / (s + 1)}, "Entropy fell"),
@@ -56,12 +61,25 @@ def test_alarms_are_the_signs_of_a_run_that_still_trains():
 
 def test_rewards_without_a_scale_are_judged_by_their_spread():
     """A reward model's numbers, of one round and the next, as PPO against it saw them."""
-    jump = [{"step": 1, "reward/mean": -0.45}, {"step": 2, "reward/mean": 0.58}]
+    jump = [ROUND | {"step": 1, "reward/mean": -0.45}, ROUND | {"step": 2, "reward/mean": 0.58}]
     wide = {"reward/std": 1.7, "reward/max": 2.05}
     assert "reward_jump" in alarms(jump)
     assert "reward_jump" not in alarms([row | wide for row in jump])
     assert "reward_jump" in alarms([row | wide | {"reward/std": 0.5} for row in jump])
-    assert "reward_jump" in alarms([row | wide | {"reward/max": 1.0} for row in jump])
+    assert "reward_jump" in alarms([row | {"reward/max": 1.0} for row in jump])
+
+
+def test_a_jump_is_judged_by_the_size_of_the_round():
+    jump = [ROUND | {"step": step, "reward/mean": 0.2 + 0.4 * step} for step in range(2)]
+    assert "reward_jump" in alarms(jump)
+    assert "reward_jump" not in alarms([row | {"groups/total": 4.0} for row in jump])
+    unknown = [{key: row[key] for key in ("step", "reward/mean", "reward/std")} for row in jump]
+    assert "reward_jump" not in alarms(unknown)
+
+
+@pytest.mark.parametrize(("tasks", "samples"), [(4, 8), (8, 8), (16, 8), (32, 8)])
+def test_a_policy_that_does_not_change_seldom_sets_off_the_alarm(tasks, samples):
+    assert false_alarms(Rounds(tasks, samples, (0.3, 0.3)), repeats=200, seed=tasks) <= 0.1
 
 
 def test_a_kl_to_the_reference_that_grows_by_and_by_is_no_spike():

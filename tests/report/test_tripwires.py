@@ -123,12 +123,12 @@ def history(folder, *, tokens=lambda step: 10, reward=lambda step, sample: 0.0):
                 episode = make_episode(
                     reward(step, sample), sample=sample, counts=Counts(sampled_tokens=tokens(step))
                 )
-                writer.write(replace(episode, key=EpisodeKey("run", step, "t", sample)))
+                writer.write(replace(episode, key=EpisodeKey("run", step, f"t{sample}", sample)))
 
 
 def test_a_jump_and_a_blow_up_flag_the_episodes_behind_them(tmp_path):
-    history(tmp_path, reward=lambda step, sample: float(step >= 6 and sample < 3))
-    assert aside(tmp_path)["flags"] == {"score_jump": 3}
+    history(tmp_path, reward=lambda step, sample: float(step >= 6))
+    assert aside(tmp_path)["flags"] == {"score_jump": 4}
     history(tmp_path / "long", tokens=lambda step: 10 if step < 7 else 25)
     found = aside(tmp_path / "long")
     assert found["flags"] == {"length": 4}

@@ -70,17 +70,6 @@ class SilentEngine(Scripted):
         yield
 
 
-class LateEngine(Scripted):
-    """Its own time-out is no wall limit of the task."""
-
-    def __init__(self):
-        super().__init__("x", lambda task: self._fail())
-
-    def _fail(self):
-        raise TimeoutError("read timed out")
-        yield
-
-
 @pytest.mark.parametrize(
     ("env", "policy", "end", "why"),
     [
@@ -95,7 +84,6 @@ class LateEngine(Scripted):
         (judged_by(_failed), noop(), EndReason.VERIFIER_ERROR, "the judge is ill"),
         (judged_by(_lost), noop(), EndReason.SANDBOX_LOST, "SandboxLost"),
         (Echo, SilentEngine(), EndReason.ENGINE_ERROR, "EngineError"),
-        (Echo, LateEngine(), EndReason.INTERNAL_ERROR, "read timed out"),
     ],
 )
 def test_a_failure_has_a_name_and_no_number(env, policy, end, why):

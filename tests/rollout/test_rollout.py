@@ -12,6 +12,7 @@ from rollout_cases import SAY, YES
 from agentrl.errors import ConfigError, ContractError
 from agentrl.policies.base import noop
 from agentrl.records.files import EpisodeWriter, read_episodes
+from agentrl.rollout import Dispatch
 from agentrl.rollout.play import derive_seed
 from agentrl.tools import tool
 from agentrl.types import EndReason, Limits
@@ -46,7 +47,7 @@ def test_gather_keeps_the_order_of_the_tasks_and_all_settings():
         tasks = tasks_of(30)
         groups = playing.gather(tasks, 0)
         assert [group.task.id for group in groups] == [task.id for task in tasks]
-        (held_out,) = playing.gather(tasks[:1], 3, group_size=1, phase="eval", draw=2)
+        (held_out,) = playing.gather(tasks[:1], Dispatch(3, "eval", 2, group_size=1))
         assert held_out.episodes[0].key == ("run", 3, "t0", 0, 0, "eval", 2)
         assert playing.gather([], 4) == []
         assert playing.run(_three()) == 3
@@ -81,7 +82,7 @@ def test_two_dispatches_in_flight_get_each_their_own_groups():
 
     with rollouts(Uneven, script(YES), group_size=2) as playing:
         slow = playing.dispatch(tasks_of(3), 0)
-        quick = playing.dispatch(tasks_of(5)[1:], 1, phase="eval", group_size=1)
+        quick = playing.dispatch(tasks_of(5)[1:], Dispatch(1, "eval", group_size=1))
         held_out = quick.gather()  # ends while the first dispatch still plays
         go_on.set()
         trained = slow.gather()
@@ -235,14 +236,14 @@ def test_single_samples_are_played_until_somebody_says_stop():
     told = []
     tasks = tasks_of(3)
     with rollouts(Echo, noop(), concurrency=1, on_episode=told.append) as playing:
-        playing.each([(tasks[0], 4), (tasks[2], 0)], 0, phase="eval")
+        playing.each([(tasks[0], 4), (tasks[2], 0)], Dispatch(phase="eval"))
         assert [(e.task.id, e.key.sample, e.key.phase) for e in told] == [
             ("t0", 4, "eval"),
             ("t2", 0, "eval"),
         ]
         told.clear()
-        playing.each([(task, 0) for task in tasks], 1, stop=lambda: len(told) >= 2)
+        playing.each([(task, 0) for task in tasks], Dispatch(1), stop=lambda: len(told) >= 2)
         assert len(told) == 2
         playing.setting = replace(playing.setting, deterministic=True)
         with pytest.raises(ConfigError, match="plays whole groups"):
-            playing.each([(tasks[0], 0)], 0)
+            playing.each([(tasks[0], 0)], Dispatch())

@@ -13,7 +13,7 @@ from helpers import Echo, call, make_task, play_one, rollouts, says, script, tas
 from agentrl.chat.parsers import FORMATTERS
 from agentrl.errors import ConfigError, NoSandbox, SandboxLost, TaskError, VerifierError
 from agentrl.evaluation.audit.probes import Probe
-from agentrl.evaluation.audit.stage import Stage
+from agentrl.evaluation.audit.stage import AuditStage
 from agentrl.evaluation.regrade import RegradePlan, regrade
 from agentrl.evaluation.run import EvalPlan, evaluate
 from agentrl.gym import GymEnv
@@ -208,7 +208,7 @@ def test_regrading_asks_a_witness(tmp_path, monkeypatch):
 
 def test_an_audit_asks_a_witness():
     async def scores(env):
-        stage = Stage(env, None, {}, [ORACLE], lambda task: ())
+        stage = AuditStage(env, None, {}, [ORACLE], lambda task: ())
         return await stage.score(await stage.hand_in(ORACLE, Probe("silent")))
 
     assert asyncio.run(scores(Divides)).value == 0.0
@@ -267,8 +267,8 @@ def test_nothing_plays_any_more_when_the_engine_is_closed(monkeypatch):
             await asyncio.sleep(0.1)
             inside.remove(self)
 
-    def interrupted(playing, samples, step, *, phase, stop):
-        playing.dispatch([task for task, _ in samples], step, phase=phase)
+    def interrupted(playing, samples, work, *, stop):
+        playing.dispatch([task for task, _ in samples], work)
         started.wait()
         raise KeyboardInterrupt
 

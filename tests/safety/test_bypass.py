@@ -338,3 +338,23 @@ def test_lockdown_lets_files_be_moved_and_no_folder(backend, request):
         return {command: verdict async for command, verdict in decisions()}
 
     assert asyncio.run(collected()) == {**MOVES, "while something runs": "deny"}
+
+
+@pytest.mark.parametrize(
+    ("command", "strict"),
+    [
+        ("cp -r /proc/self/cwd x", True),
+        ("cp -R ../../proc/self/cwd x", True),
+        ("cp -r /tmp x", True),
+        ("cp -r a /proc/1/cwd x", True),
+        ("mv /proc/self/cwd x", True),
+        ("cp -r src copy", False),
+        ("cp -r /tmp/build .", False),
+        ("cp /usr/share/dict/words .", False),
+        ("mv a b", False),
+        ("mv a /tmp/b", False),
+    ],
+)
+def test_no_link_is_brought_in_from_outside(command, strict):
+    (step,) = read_command(command).steps
+    assert bool(step.why) is strict, step

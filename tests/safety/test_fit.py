@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from agentrl.calls import Guard
 from agentrl.cli.app import app
 from agentrl.errors import ConfigError
-from agentrl.evaluation.results.recorded_guard import _AsRecorded
+from agentrl.evaluation.recorded_guard import _AsRecorded
 from agentrl.evaluation.run import EvalPlan, EvalProgress, evaluate
 from agentrl.safety.loading import idle_patterns, refuse_unfit
 from agentrl.safety.policy import Rule, SafetyPolicy

@@ -4,7 +4,7 @@ import pytest
 from helpers import REPO, play_one
 from office import CAREFUL, GULLIBLE, Office
 
-from agentrl.evaluation.injection import injection_report
+from agentrl.evaluation.summary import injection_report
 from agentrl.policies.base import Scripted
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy

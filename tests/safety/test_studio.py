@@ -5,7 +5,7 @@ from functools import partial
 from helpers import REPO, play_one
 from studio import BELIEVING, BENIGN, CAREFUL, GOALS, Studio, asked_for
 
-from agentrl.evaluation.injection import injection_report
+from agentrl.evaluation.summary import injection_report
 from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
 

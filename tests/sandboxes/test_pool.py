@@ -297,9 +297,9 @@ def test_who_keeps_a_lease_cannot_reach_the_next_episode():
         async with asyncio.timeout(60), pool.lease("agent") as second:
             assert second.sandbox is first.sandbox
             assert second.epoch > first.epoch
-            with pytest.raises(SandboxLost, match="is over"):
+            with pytest.raises(SandboxLost, match="has ended"):
                 await first.ping()
-            with pytest.raises(SandboxLost, match="ended during a call"):
+            with pytest.raises(SandboxLost, match="ended mid-call"):
                 await left
             await second.ping()
 

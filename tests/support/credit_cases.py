@@ -16,12 +16,11 @@ from trainer_cases import PAD, TwoSteps, branch, episode, quick
 from agentrl.trainers.algorithms.advantages import (
     dr_grpo,
     gdpo,
-    group_advantages,
-    group_advantages_by_length,
     grpo,
     maxrl,
     mgpo,
     opo,
+    over_groups,
     pass_at_k,
     reinforce,
     remax,
@@ -41,12 +40,10 @@ from agentrl.trainers.algorithms.credit import (
     whiten,
 )
 from agentrl.trainers.algorithms.losses import by_token
-from agentrl.trainers.algorithms.parts import Lifted
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trajectory import Group, Trajectory
 
 few = settings(quick, max_examples=12)
-over_groups = partial(Lifted, group_advantages)
 
 
 def chain(*steps):
@@ -65,7 +62,7 @@ STEPS = {
     "maxrl": over_groups(maxrl),
     "mgpo": over_groups(mgpo),
     "pass_at_k": over_groups(pass_at_k),
-    "opo": Lifted(group_advantages_by_length, opo),
+    "opo": opo,
     "reinforce": reinforce,
     "remax": remax,
     "gdpo": gdpo,

@@ -18,8 +18,8 @@ import torch
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.trainers.batch import TokenBatch
+from agentrl.trainers.memory import Work
 from agentrl.trainers.models.scoring import frozen_logprobs, token_logprobs
-from agentrl.trainers.online.memory import Work
 
 
 def config_of(row):

@@ -18,7 +18,7 @@ from recipe_cases import row_fields
 
 from agentrl.trainers.algorithms.credit import reward_to_go
 from agentrl.trainers.algorithms.losses import PolicyLoss, keep
-from agentrl.trainers.algorithms.parts import Lifted, name_of, needs, needs_of
+from agentrl.trainers.algorithms.parts import BatchStep
 
 Check = Callable[[Any], None]
 Case = tuple[Check, Iterable[Any], Iterable[Any] | Mapping[str, Any]]
@@ -35,20 +35,26 @@ def parameters(cases: Iterable[Case], place: int) -> list[Any]:
     return found
 
 
+def name_of(function: Any) -> str:
+    """The name of a part or of a function."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "name", "") or getattr(function, "__name__", type(function).__name__)
+
+
 def described(function: Any) -> str:
     """The name of a function with its settings; of a loss, those of its parts."""
     if isinstance(function, PolicyLoss):
         parts = (function.surrogate, function.aggregate, *function.regularisers)
         return "-".join(map(described, parts))
-    if isinstance(function, Lifted):
-        return described(function.inner)
     settings = getattr(function, "keywords", {}) if isinstance(function, partial) else {}
     return "-".join((name_of(function), *map(str, settings.values())))
 
 
 def as_its(step):
     """Mark a wrong step with what the step inside it reads."""
-    return needs(*needs_of(step))
+    reads = BatchStep.of(step).reads
+    return lambda function: replace(BatchStep.of(function), reads=reads)
 
 
 def through_observations(step):

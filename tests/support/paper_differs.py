@@ -1,7 +1,7 @@
 """Where a recipe is not its paper: for every stated deviation that one step's numbers show, the
 options of the changed formula that bring the paper's back.
 
-The sentences are those of `catalogue.deviations`, by name. `test_papers` holds every entry from
+The sentences are those of docs/deviations.md, by name. `test_papers` holds every entry from
 three sides: `ours` gives the recipe's numbers, every deviation taken back alone gives others, and
 all of them taken back give the paper's. So none is idle, and none is missing.
 """

@@ -8,6 +8,7 @@ import random
 import string
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,7 +18,7 @@ import pytest
 
 from agentrl.cli.app import main
 from agentrl.trainers.models.tiny import build_model, build_tokenizer
-from agentrl.trainers.offline.data.tokens import LabelRow, PairRow, TokenRow
+from agentrl.trainers.offline.rows import PairRow, TokenRow
 
 NAMES = "Ada Bob Cat Dan Eve Fay Gus Hal Ivy Jon"
 TASKS = [f"{verb} the {what}" for verb in ("open", "close", "sell") for what in ("box", "door")]
@@ -80,7 +81,12 @@ def random_pairs(count: int, seed: int = 0) -> list[PairRow]:
     return [PairRow(random_row(rng), random_row(rng)) for _ in range(count)]
 
 
-def random_labels(count: int, seed: int = 0) -> list[LabelRow]:
+def random_labels(count: int, seed: int = 0) -> list[TokenRow]:
     """Labelled rows of both kinds."""
     rng = random.Random(seed)
-    return [LabelRow(random_row(rng), at % 2 == 0) for at in range(count)]
+    return [labelled(random_row(rng), at % 2 == 0) for at in range(count)]
+
+
+def labelled(row: TokenRow, desirable: bool) -> TokenRow:
+    """The row as KTO takes it."""
+    return replace(row, targets=(float(desirable),))

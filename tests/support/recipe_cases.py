@@ -9,7 +9,7 @@ compared between any two batches.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import pytest
@@ -169,6 +169,53 @@ def filled(batch: TokenBatch, groups: Sequence[Group], needs) -> TokenBatch:
         top_BTK = _said(torch.stack((batch.ids_BT, batch.ids_BT + 1), -1)) - 1
         filled = replace(filled, teacher_top_logprobs_BTK=top_BTK)
     return filled
+
+
+def made_up(parts: Iterable[str]) -> tuple[TokenBatch, PolicyOutput]:
+    """A batch and an output with every field filled: two episodes of one group, one won and one
+    lost, two trained tokens each.
+
+    Args:
+        parts: names of score terms that both episodes have.
+    """
+    numbers_BT, ids_BT = torch.full((2, 3), -0.7), torch.ones(2, 3, dtype=torch.int64)
+    top_BTK, reward_E = (
+        numbers_BT[..., None].expand(2, 3, 2),
+        torch.tensor([0.0, 1.0], dtype=torch.float64),
+    )
+    turn_BT = torch.tensor([[-1, 0, 0]] * 2, dtype=torch.int32)
+    batch = TokenBatch(
+        ids_BT=ids_BT,
+        mask_BT=turn_BT >= 0,
+        attention_BT=ids_BT > 0,
+        old_logprobs_BT=numbers_BT,
+        advantages_BT=torch.full_like(numbers_BT, torch.nan),
+        turn_BT=turn_BT,
+        version_BT=turn_BT,
+        episode_B=torch.arange(2),
+        group_E=torch.zeros(2, dtype=torch.int64),
+        reward_E=reward_E,
+        truncated_E=torch.zeros(2, dtype=torch.bool),
+        tokens_E=torch.tensor([2, 2]),
+        n_tokens=4,
+        n_episodes=2,
+        version=0,
+        parts_E=dict.fromkeys(parts, reward_E),
+        rewards_BT=torch.zeros(2, 3, dtype=torch.float64),
+        state_BT=ids_BT,
+        proximal_logprobs_BT=numbers_BT,
+        ref_logprobs_BT=numbers_BT,
+        entropy_BT=-numbers_BT,
+        values_BT=numbers_BT,
+        top_ids_BTK=torch.stack((ids_BT, ids_BT + 1), -1),
+        top_logprobs_BTK=top_BTK,
+        teacher_logprobs_BT=numbers_BT,
+        teacher_top_logprobs_BTK=top_BTK,
+        greedy_reward_E=torch.zeros_like(reward_E),
+        passed_E=reward_E > 0,
+        signal_E=torch.ones(2, dtype=torch.bool),
+    )
+    return batch, PolicyOutput(numbers_BT, -numbers_BT, top_BTK, router_loss=torch.tensor(1.0))
 
 
 def policy() -> Tensor:

@@ -29,7 +29,6 @@ from recipe_cases import (
 from torch import Tensor
 from trainer_cases import TwoSteps, quick
 
-from agentrl.trainers.algorithms.parts import name_of
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch
 
@@ -154,7 +153,7 @@ def louder_twice(row: Recipe, batch: TokenBatch) -> float:
     episodes, which is smaller for the same numbers twice. `reinforce` leaves the own episode out of
     its baseline, but not the copy of it.
     """
-    names, episodes = {name_of(step) for step in row.credit}, len(batch.reward_E)
+    names, episodes = {step.name for step in row.credit}, len(batch.reward_E)
     if "whiten" in names:
         return _fewer_degrees(batch.n_tokens)
     if "gdpo" in names:
@@ -211,7 +210,7 @@ def check_the_kl_gradient(row: Recipe) -> None:
     batch = row.correct(row.advantage(batch))
     bare = replace(
         row,
-        regularisers=tuple(term for term in row.regularisers if "kl_penalty" not in name_of(term)),
+        regularisers=tuple(term for term in row.regularisers if "kl_penalty" not in term.name),
     )
     output = output_of(row, torch.stack((logprobs_BT, *[logprobs_BT.detach()] * 3), -1))
     extra = row.loss(output, batch)[0] - bare.loss(output, batch)[0]

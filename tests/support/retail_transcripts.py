@@ -11,8 +11,8 @@ import json
 import re
 from contextlib import suppress
 
+from agentrl.envs.desk import calculate
 from agentrl.envs.desk.shop import ADDRESS, Shop
-from agentrl.envs.desk.sums import calculate
 
 _EMAIL = re.compile(r"[\w.]+@[\w.]+\w")
 _NAMED = re.compile(r"([A-Z][a-z]+) ([A-Z][a-z]+)\b")

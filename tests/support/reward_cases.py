@@ -13,10 +13,9 @@ from helpers import tiny_model_folder, wait_for
 from preference_cases import planted_pairs
 
 from agentrl.engines.loading import load_tokenizer
-from agentrl.trainers.offline.data.nouns import Pair
+from agentrl.trainers.offline.examples import Pair
 from agentrl.types import Message
-from agentrl.verifiers.models.reward_server import RewardServer, application
-from agentrl.verifiers.models.reward_store import Ranked, RewardStore
+from agentrl.verifiers.models.reward_service import Ranked, RewardServer, RewardStore, application
 
 
 def reward_folder(out: Path, seed: int) -> str:

@@ -7,11 +7,30 @@ from typing import Any
 
 from agentrl.records.files import read_metrics
 from agentrl.trainers.config import TrainConfig, check_config
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Run, Unheard
+from agentrl.trajectory import Episode
 
 TOYS = Path(__file__).parent / "toy_envs.py"
 PARITY, TOLD = f"{TOYS}:Parity", f"{TOYS}:Told"
+
+
+class Heard(Unheard):
+    """Events of a run, kept in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.episodes: list[Episode] = []
+        self.warnings: list[str] = []
+
+    def on_phase(self, label: str, episodes: int) -> None:
+        self.phases.append(label)
+
+    def on_episode(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+    def on_warning(self, sentence: str) -> None:
+        self.warnings.append(sentence)
 
 
 def settings(model: Path, **changes: Any) -> TrainConfig:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from trainer_cases import branch, episode
 
 from agentrl.trainers.algorithms.recipe import Recipe
-from agentrl.trainers.online.rounds import Rounds
+from agentrl.trainers.rounds import Rounds
 from agentrl.trajectory import Group
 from agentrl.types import Score, Task
 
@@ -25,7 +25,7 @@ def played(
     def one(sample: int, reward: float | None):
         said = branch(2, (2, 1), (1 + sample, 0), first_id=20 * number + 10, version=step)
         made = episode(said, reward=reward, task=f"t{number}", sample=sample)
-        made = replace(made, key=made.key._replace(step=step, draw=draw))
+        made = replace(made, key=made.key._replace(round=step, draw=draw))
         if reward is None:
             return made
         parts = {"correct": reward}
@@ -52,7 +52,8 @@ class Scripted:
     def observe(self, groups):
         self.seen += len(groups)
 
-    def dispatch(self, tasks, step, *, phase="train", draw=0, group_size=None, policy=None):
+    def dispatch(self, tasks, work):
+        step, draw = work.round, work.draw
         self.draws.append((step, draw, len(tasks)))
         groups = [played(int(task.id[1:]), self._earned(task), step, draw) for task in tasks]
         return SimpleNamespace(gather=lambda: groups)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.curriculum import samplers
-from agentrl.curriculum.estimates import over_all_tasks
+from agentrl.curriculum.pool import over_all_tasks
 from agentrl.curriculum.posterior import Beliefs
 
 TASKS, GROUP, DRAW = 1000, 8, 64

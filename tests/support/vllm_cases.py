@@ -9,10 +9,9 @@ import torch
 from helpers import tiny_model_folder
 
 from agentrl.chat.tokens import Chat
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import EngineSettings, Sampling
 from agentrl.engines.factory import open_vllm
 from agentrl.engines.loading import load_model, load_tokenizer
-from agentrl.engines.settings import EngineSettings
 from agentrl.trainers.models.weights import PolicyWeights
 
 SMALL = {"name": "vllm", "process": False, "kv_cache_gib": 0.0625}

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import require
 
-from agentrl.cli.formats import mbpp
 from agentrl.sandboxes import SandboxLimits, open_pool
 from agentrl.types import EndReason, Task
 from agentrl.verifiers.base import Submission
+from agentrl.verifiers.code.formats import mbpp
 from agentrl.verifiers.code.hidden_tests import hidden_tests
 
 

@@ -1,25 +1,32 @@
-"""PPO's clip; aggregates with fixed denominators; the sum of all terms as one scalar, and its
-metrics.
+"""The policy loss: PPO's clip, aggregates with fixed denominators, the sum of all terms, metrics.
 
 Everything is pure. Values at mask 0 are replaced by zeros *before* arithmetic, so garbage there
-reaches neither the value nor the gradient. Aggregations are sums over denominators of the whole
+reaches neither the value nor the gradient. Aggregates are sums over denominators of the whole
 optimizer step, so micro-batches add up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.parts import Aggregate, Term, name_of, needs_of
+from agentrl.trainers.algorithms.parts import (
+    Bound,
+    Count,
+    LossTerm,
+    Options,
+    aggregate,
+    term,
+)
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
-MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: beyond it a ratio says nothing but "far"
 RATIO_EDGES = (0.5, 0.8, 1.25, 2.0)
 
 
@@ -41,40 +48,35 @@ def clipped_objective(
     return -torch.minimum(ratio * batch.advantages_BT, bounded * batch.advantages_BT)
 
 
-def ppo_clip(
-    output: PolicyOutput,
-    batch: TokenBatch,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float = math.inf,
-) -> Tensor:
-    """PPO: -min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) per token. https://arxiv.org/abs/1707.06347.
+class Clip(Options):
+    clip_low: Bound = 0.2
+    """A ratio earns nothing more below 1 - clip_low."""
+    clip_high: Bound = 0.2
+    """A ratio earns nothing more above 1 + clip_high."""
 
-    Unequal bounds are DAPO's clip-higher (https://arxiv.org/abs/2503.14476). With a `dual_clip` the
-    loss for A < 0 is at most -dual_clip·A: a bad token that became likelier has no unbounded
-    gradient (https://arxiv.org/abs/1912.09729). verl's `vanilla` has it at 3; TRL's `delta` bounds
-    ρ for A > 0 too, which is the same as long as delta > 1 + clip_high.
 
-    Raises:
-        ConfigError: `dual_clip` is not above 1, so no token with A < 0 could ever become less
-            likely.
+class DualClip(Clip):
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=True)] = math.inf
+    """Largest ratio that counts where the advantage is negative; inf: unbounded."""
+
+
+@term(DualClip)
+def ppo_clip(output: PolicyOutput, batch: TokenBatch, options: DualClip) -> Tensor:
+    """PPO: -min(ρA, clip(ρ, 1-clip_low, 1+clip_high)A) per token.
+
+    https://arxiv.org/abs/1707.06347. Unequal bounds are DAPO's clip-higher
+    (https://arxiv.org/abs/2503.14476). With a `dual_clip` the loss for A < 0 is at most
+    -dual_clip·A: a bad token that became likelier has no unbounded gradient
+    (https://arxiv.org/abs/1912.09729). verl's `vanilla` has it at 3; TRL's `delta` bounds ρ for
+    A > 0 too, which is the same as long as delta > 1 + clip_high.
     """
     ratio_BT = importance_ratio(output, batch)
-    bounded_BT = ratio_BT.clamp(max=_above_one(dual_clip))
+    bounded_BT = ratio_BT.clamp(max=options.dual_clip)
     ratio_BT = torch.where(batch.advantages_BT < 0, bounded_BT, ratio_BT)
-    return clipped_objective(ratio_BT, batch, clip_low, clip_high)
+    return clipped_objective(ratio_BT, batch, options.clip_low, options.clip_high)
 
 
-def _above_one(dual_clip: float) -> float:
-    if not dual_clip > 1:
-        raise ConfigError(
-            f"dual_clip={dual_clip} must be above 1: at the anchor, where the ratio is 1, nothing"
-            " is cut"
-        )
-    return dual_clip
-
-
+@aggregate()
 def by_token(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     """Σ over trained tokens / trained tokens of the optimizer step: every token weighs the same
     (DAPO).
@@ -85,6 +87,7 @@ def by_token(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     return keep(per_token_BT, batch.mask_BT).sum() / batch.n_tokens
 
 
+@aggregate()
 def by_episode(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     """Mean over episodes of their token means (GRPO): every episode weighs the same, in however
     many rows it came.
@@ -97,6 +100,7 @@ def by_episode(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     ).sum() / batch.n_episodes
 
 
+@aggregate()
 def by_episode_sum(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     """Mean over episodes of their token sums: the gradient of the expected reward itself
     (REINFORCE).
@@ -106,37 +110,40 @@ def by_episode_sum(per_token_BT: Tensor, batch: TokenBatch) -> Tensor:
     return keep(per_token_BT, batch.mask_BT).sum() / batch.n_episodes
 
 
-def by_constant(per_token_BT: Tensor, batch: TokenBatch, *, norm_tokens: int = 4096) -> Tensor:
-    """Mean over episodes of their token sums, over a constant length (Dr. GRPO): no reward for
-    being long or short.
+class Norm(Options):
+    norm_tokens: Count = 4096
+    """The constant, for example the most tokens an episode may sample. It scales the gradient."""
+
+
+@aggregate(Norm)
+def by_constant(per_token_BT: Tensor, batch: TokenBatch, options: Norm) -> Tensor:
+    """Mean over episodes of their token sums, divided by a constant (Dr. GRPO): no reward for being
+    long or short.
 
     verl's `seq-mean-token-sum-norm` with `loss_scale_factor=norm_tokens` (without one it divides by
     the padded width, which differs from batch to batch), TRL's `dr_grpo` with
-    `max_completion_length=norm_tokens`; both count rows.
-
-    Args:
-        norm_tokens: the most tokens that an episode may sample, say. It scales the gradient, so it
-            also decides where `optimizer.max_grad_norm` bites.
+    `max_completion_length=norm_tokens`; both count rows. Because it scales the gradient,
+    `norm_tokens` also decides where `optimizer.max_grad_norm` bites.
     """
-    return by_episode_sum(per_token_BT, batch) / norm_tokens
+    return by_episode_sum(per_token_BT, batch) / options.norm_tokens
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """aggregate(surrogate · weights) + Σ aggregate(regulariser): every term per token, masked,
-    aggregated the same way.
+    """aggregate(surrogate · weights) + Σ aggregate(regulariser): every term is per token, masked
+    and aggregated in the same way.
 
     Attributes:
-        surrogate: per-token policy loss; `batch.weights_BT` multiplies it.
+        surrogate: per-token policy loss; multiplied by `batch.weights_BT`.
         aggregate: per-token values and batch -> scalar.
-        regularisers: further per-token losses, each with its coefficient inside; the weights do not
-            touch them. Of tokens that no version of the policy sampled, only those that compare
-            whole distributions (`gkd`) count.
+        regularisers: further per-token losses, each with its coefficient inside and without the
+            weights. At tokens that no version of the policy sampled, only terms that compare whole
+            distributions (`gkd`) count.
     """
 
-    surrogate: Term
-    aggregate: Aggregate
-    regularisers: tuple[Term, ...] = ()
+    surrogate: Callable[[PolicyOutput, TokenBatch], Tensor]
+    aggregate: Callable[[Tensor, TokenBatch], Tensor]
+    regularisers: tuple[Callable[[PolicyOutput, TokenBatch], Tensor], ...] = ()
 
     def __call__(self, output: PolicyOutput, batch: TokenBatch) -> tuple[Tensor, dict[str, float]]:
         """The loss of a (micro-)batch and its metrics; both add up over micro-batches (see
@@ -147,29 +154,50 @@ class PolicyLoss:
         """
         output, batch = output.silent(batch.mask_BT), batch.silent()
         policy_BT = self.surrogate(output, batch)
-        terms = {"policy": policy_BT if batch.weights_BT is None else policy_BT * batch.weights_BT}
-        given_BT = batch.version_BT < 0
-        for term in self.regularisers:
-            term_BT, exact = term(output, batch), "teacher_top" in needs_of(term)
-            terms[name_of(term)] = term_BT if exact else torch.where(given_BT, 0.0, term_BT)
+        if batch.weights_BT is not None:
+            policy_BT = policy_BT * batch.weights_BT
+        terms = {"policy": policy_BT}
+        recorded_BT = batch.version_BT < 0
+        for function in self.regularisers:
+            regulariser = LossTerm.of(function)
+            term_BT = regulariser(output, batch)
+            if "teacher_top" not in regulariser.reads:
+                term_BT = torch.where(recorded_BT, 0.0, term_BT)
+            terms[regulariser.name] = term_BT
         parts = {name: self.aggregate(term_BT, batch) for name, term_BT in terms.items()}
         loss = torch.stack(list(parts.values())).sum()
         values = torch.stack([loss.detach(), *(part.detach() for part in parts.values())]).tolist()
         metrics = dict(zip(("loss", *(f"loss_{name}" for name in parts)), values, strict=True))
-        return loss, metrics | policy_metrics(output, sampled(batch), self.surrogate)
+        return loss, metrics | policy_metrics(output, drop_recorded_tokens(batch), self.surrogate)
 
 
-def sampled(batch: TokenBatch) -> TokenBatch:
-    """The batch without the tokens of given episodes, which no version of the policy sampled: they
-    say nothing of how far it moved.
+@dataclass(frozen=True)
+class WholeLoss:
+    """A loss of any form, with the metrics of how far the policy moved."""
+
+    function: Callable[[PolicyOutput, TokenBatch], tuple[Tensor, dict[str, float]]]
+
+    def __call__(self, output: PolicyOutput, batch: TokenBatch) -> tuple[Tensor, dict[str, float]]:
+        """The loss of a (micro-)batch and its metrics; both must add up over micro-batches."""
+        output, batch = output.silent(batch.mask_BT), batch.silent()
+        loss, metrics = self.function(output, batch)
+        moved = policy_metrics(output, drop_recorded_tokens(batch), None)
+        return loss, {"loss": float(loss.detach())} | metrics | moved
+
+
+def drop_recorded_tokens(batch: TokenBatch) -> TokenBatch:
+    """Mask the tokens of recorded episodes, which no version of the policy sampled: they say
+    nothing about how far it moved.
     """
     return replace(batch, mask_BT=batch.mask_BT & (batch.version_BT >= 0))
 
 
-def gradient_is_cut(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> Tensor:
-    """True at trained tokens with an advantage whose policy gradient the surrogate removes,
-    whatever its rule is.
-    """
+def gradient_is_cut(
+    output: PolicyOutput,
+    batch: TokenBatch,
+    surrogate: Callable[[PolicyOutput, TokenBatch], Tensor],
+) -> Tensor:
+    """True at trained tokens with an advantage where the surrogate has no policy gradient."""
     with torch.enable_grad():
         leaf_BT = output.logprobs_BT.detach().requires_grad_()
         total = surrogate(replace(output, logprobs_BT=leaf_BT), batch).sum()
@@ -178,24 +206,32 @@ def gradient_is_cut(output: PolicyOutput, batch: TokenBatch, surrogate: Term) ->
 
 
 @torch.no_grad()
-def policy_metrics(output: PolicyOutput, batch: TokenBatch, surrogate: Term) -> dict[str, float]:
+def policy_metrics(
+    output: PolicyOutput,
+    batch: TokenBatch,
+    surrogate: Callable[[PolicyOutput, TokenBatch], Tensor] | None,
+) -> dict[str, float]:
     """How far the policy moved, as sums over `n_tokens`, to be joined over micro-batches by
     `add_metrics`.
 
-    clip_low / clip_high: fractions of tokens whose gradient the surrogate removes, with a negative
-    and a positive advantage. approx_kl: k3 of KL(π_anchor‖π). logprob_gap: mean |log π - log
-    π_sampler|; before the first update this is the gap between sampler and scorer; gap_max its
-    largest. ratio_le_x: fraction of tokens with ρ ≤ x, the ratio's distribution. ratio_max:
-    combines by maximum. entropy, ref_kl (k3), teacher_kl
-    (k1): where there are such. scored: trained tokens of these
-    rows over those of the step. rejected: fraction of tokens with weight 0; weight, weight_square:
-    means of the weights, from which the effective sample size follows.
+    - clip_low, clip_high: fractions of tokens whose gradient the surrogate removes, with a negative
+      and a positive advantage; 0 where the loss has no surrogate.
+    - approx_kl: k3 of KL(π_anchor‖π).
+    - logprob_gap: mean |log π - log π_sampler|, gap_max its maximum. Before the first update this
+      is the gap between sampler and scorer.
+    - ratio_le_x: fraction of tokens with ρ ≤ x. ratio_max is joined by maximum.
+    - entropy, ref_kl (k3), teacher_kl (k1): where they are known.
+    - scored: trained tokens of these rows over those of the step.
+    - rejected: fraction of tokens with weight 0; weight, weight_square: means of the weights, from
+      which the effective sample size follows.
     """
     output, batch = output.silent(batch.mask_BT), batch.silent()
     mask_BT, positive_BT = batch.mask_BT, batch.advantages_BT > 0
     log_ratio_BT = output.logprobs_BT - batch.anchor_BT
     ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    cut_BT = gradient_is_cut(output, batch, surrogate)
+    cut_BT = torch.zeros_like(mask_BT)
+    if surrogate is not None:
+        cut_BT = gradient_is_cut(output, batch, surrogate)
     gap_BT = (output.logprobs_BT - batch.old_logprobs_BT).abs()
     sums = {
         "scored": mask_BT,

@@ -1,160 +1,249 @@
-"""What an algorithm is made of: small pure functions of three kinds, each with its options as
-keywords.
+"""What a recipe is made of: named pure functions, each with its options as one typed model.
 
-- Step, batch -> batch: credit (advantages) and corrections (weights), before anything is scored.
-- Term, output and batch -> (B, T): a per-token loss, of a surrogate or a regulariser.
-- Aggregate, (B, T) and batch -> scalar: with denominators of the whole optimizer step.
+    class Width(Options):
+        width: Positive = 0.2
+        \"\"\"How far a ratio may move before its gradient fades.\"\"\"
 
-Options are the keyword-only parameters with a default. `functools.partial` sets them;
-`with_options` does so by name. A part says what it reads beside tokens and outcomes by
-`@needs(...)`, so a run computes that and nothing else.
+    @term(Width, reads=("reference",))
+    def soft_clip(output: PolicyOutput, batch: TokenBatch, options: Width) -> Tensor:
+        \"\"\"-A·width·tanh((ρ - 1)/width): PPO's clip without its edge.\"\"\"
+        ...
+
+`soft_clip` is then a `LossTerm`. Calling it uses its options; a call can override them
+(`soft_clip(output, batch, width=0.1)`), and `soft_clip.changed(width=0.1)` is the same part with
+another option. `reads` names what a run must compute for it. A plain function is a part as well; it
+has no options and reads tokens and outcomes only.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.records.plain import as_toml
+from agentrl.settings import STRICT, describe_mistake, find_mistakes
 from agentrl.trainers.batch import PolicyOutput, TokenBatch
 
-Step = Callable[[TokenBatch], TokenBatch]
-Term = Callable[[PolicyOutput, TokenBatch], Tensor]
-Aggregate = Callable[[Tensor, TokenBatch], Tensor]
-Part = TypeVar("Part", bound=Callable[..., Any])
-
 Need = Literal[
-    "group",
-    "turns",
-    "parts",
-    "nonnegative",
-    "reference",
-    "proximal",
-    "anchor",
-    "critic",
-    "greedy",
-    "entropy",
-    "entropy_gradient",
-    "top",
-    "anchor_top",
-    "router",
-    "teacher",
-    "teacher_top",
+    "group",  # episodes of one task are compared with each other
+    "turns",  # when a process reward came, and not only their sum
+    "parts",  # the named terms of the score instead of its value
+    "nonnegative",  # rewards of at least 0
+    "reference",  # log-probabilities under a frozen reference
+    "proximal",  # log-probabilities and entropy of the policy the update starts from
+    "anchor",  # ratios that are exactly 1 before the update: the trainer scores its own anchor
+    "critic",  # a critic's values
+    "greedy",  # one greedy episode per task
+    "entropy",  # the policy's entropy before the update
+    "entropy_gradient",  # the policy's entropy, with gradient
+    "top",  # log-probabilities of the policy's likeliest tokens
+    "anchor_top",  # the anchor's likeliest tokens under both (`TokenBatch.top_ids_BTK`)
+    "router",  # how evenly the routers of a mixture of experts spread the tokens
+    "teacher",  # a teacher's log-probabilities of the sampled tokens
+    "teacher_top",  # a teacher's log-probabilities of the vocabulary
 ]
-"""What a part reads: episodes of one task beside each other; when process rewards came, and not
-only their sum; the named terms of the score in place of its value; rewards of at least 0;
-log-probabilities of a frozen reference; log-probabilities and entropy of the policy that the update
-starts from; ratios that are 1 to the last bit before it (the trainer's own anchor, as in
-`anchor.anchors_itself`); a critic's values; a greedy episode per task; the policy's entropy as a
-value or with gradient; log-probabilities of its likeliest tokens; the anchor's likeliest tokens
-under both
-(`TokenBatch.top_ids_BTK`); how evenly the routers of a mixture of experts spread the tokens; a
-teacher's log-probabilities of what was sampled, or of the vocabulary."""
+"""What a part reads besides tokens and outcomes, so that a run computes that and nothing else."""
 
-LARGEST = 2**63
-BOUNDS = ("low", "high", "max", "limit", "clip", "age")
-"""Last words of options that bound something: there infinity is no bound, and elsewhere no number
-to compute with.
-"""
+Written = Literal["advantages", "selection"]
+"""What one part of a recipe writes and another one expects to find."""
+
+
+def _below_2_63(value: float) -> float:
+    if 2**63 <= value < math.inf:  # would overflow in float32 or int64 arithmetic
+        raise ValueError("must be below 2**63")
+    return value
+
+
+Count = Annotated[int, Field(ge=1), AfterValidator(_below_2_63)]
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_below_2_63)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_below_2_63)]
+AtLeastOne = Annotated[float, Field(ge=1), AfterValidator(_below_2_63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Bound = Annotated[float, Field(ge=0, allow_inf_nan=True), AfterValidator(_below_2_63)]
+PositiveBound = Annotated[float, Field(gt=0, allow_inf_nan=True), AfterValidator(_below_2_63)]
+"""Numbers for which inf means unbounded."""
+
+
+class Options(BaseModel):
+    """Options of a part: names, types and ranges as annotations, defaults, one sentence each."""
+
+    model_config = STRICT
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """The same options with some values changed.
+
+        Raises:
+            ConfigError: an option does not exist or its value is out of range.
+        """
+        return check_loss(type(self), dict(self) | dict(changes))
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def check_loss(model_cls: type[Model], values: Mapping[str, Any], table: str = "loss") -> Model:
+    """Build settings that stand in the table `loss`, or in a table inside it.
+
+    Raises:
+        ConfigError: the first mistake, with its setting, value and fix.
+    """
+    try:
+        return model_cls.model_validate(values)
+    except ValidationError as invalid:
+        raise refuse_setting(invalid, model_cls, values, table) from None
+
+
+def refuse_setting(
+    invalid: ValidationError, model_cls: type[Any], values: Any, table: str = "loss"
+) -> ConfigError:
+    """The first mistake in a table, with its setting, value and fix."""
+    mistake = find_mistakes(invalid, model_cls, values)[0]
+    setting = f"{table}.{mistake.setting}".rstrip(".")
+    return ConfigError(describe_mistake(mistake._replace(setting=setting)), setting=setting)
 
 
 @dataclass(frozen=True)
-class Lifted:
-    """A step made of a simpler function, whose options, name and needs it has: `Lifted(lift, f)(x)`
-    is `lift(x, f)`.
+class Part:
+    """A named pure function of a recipe, with its options.
+
+    Attributes:
+        function: takes what the kind of part takes, and the options if there are any.
+        reads: what a run must compute for it.
+        expects: what an earlier part of the recipe must have written.
+        writes: what a later part may expect.
+        text: its docstring.
     """
 
-    lift: Callable[..., Any]
-    inner: Callable[..., Any]
+    function: Callable[..., Any]
+    name: str
+    options: Options = Options()  # noqa: RUF009 - it is frozen
+    reads: frozenset[Need] = frozenset()
+    expects: frozenset[Written] = frozenset()
+    writes: frozenset[Written] = frozenset()
+    text: str = ""
 
-    def __call__(self, batch: TokenBatch) -> TokenBatch:
-        """Apply it."""
-        done: TokenBatch = self.lift(batch, self.inner)
-        return done
+    @classmethod
+    def of(cls, function: Any) -> Self:
+        """Any callable as a part: a part stays what it is, and `partial` sets its options."""
+        named: Any = function
+        if isinstance(named, cls):
+            return named
+        if isinstance(function, partial):
+            named = function.func
+            if isinstance(named, cls):
+                return named.changed(**function.keywords)
+        name = getattr(named, "__name__", type(named).__name__)
+        return cls(function, name, text=inspect.cleandoc(function.__doc__ or ""))
 
+    def changed(self, **options: Any) -> Self:
+        """The same part with other options.
 
-def needs(*names: Need) -> Callable[[Part], Part]:
-    """Mark what a part reads beside tokens and outcomes; marks add up."""
+        Raises:
+            ConfigError: the part has no such option, or a value is out of range.
+        """
+        return replace(self, options=self.options.changed(options)) if options else self
 
-    def mark(part: Part) -> Part:
-        part.needs = needs_of(part) | frozenset(names)  # type: ignore[attr-defined]
-        return part
+    @property
+    def label(self) -> str:
+        """Its name in settings: aggregates are called `token` there, not `by_token`."""
+        return self.name.removeprefix("by_")
 
-    return mark
+    @property
+    def formula(self) -> str:
+        """The first paragraph of its docstring, on one line."""
+        return " ".join(self.text.partition("\n\n")[0].split())
 
-
-def needs_of(part: Callable[..., Any]) -> frozenset[Need]:
-    """What a part was marked with."""
-    found: frozenset[Need] = getattr(function_of(part), "needs", frozenset())
-    return found
-
-
-def options(part: Callable[..., Any]) -> dict[str, Any]:
-    """Name -> value of a part's options, as they are set now; those of a lifted part are the inner
-    one's.
-    """
-    if isinstance(part, Lifted):
-        return options(part.inner)
-    parameters = inspect.signature(part).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
-
-
-def with_options(part: Part, settings: Mapping[str, Any]) -> Part:
-    """The part with those of the settings that are options of it; others are left alone.
-
-    Raises:
-        ConfigError: a value has another type than the option's default, is no number from 0 up
-            (counts: from 1), or is infinite where nothing is bounded.
-    """
-    if isinstance(part, Lifted):
-        return replace(part, inner=with_options(part.inner, settings))
-    known = options(part)
-    own = {
-        name: _checked(name, value, known[name])
-        for name, value in settings.items()
-        if name in known
-    }
-    return partial(part, **own) if own else part  # type: ignore[return-value]
+    def _apply(self, changes: dict[str, Any], *values: Any) -> Any:
+        options = self.options.changed(changes) if changes else self.options
+        if type(options) is Options:
+            return self.function(*values)
+        return self.function(*values, options)
 
 
-def name_of(part: Callable[..., Any]) -> str:
-    """The name of the function behind a part."""
-    return str(getattr(function_of(part), "__name__", type(part).__name__))
+class BatchStep(Part):
+    """batch -> batch: credit writes advantages, corrections write weights and selections."""
+
+    def __call__(self, batch: TokenBatch, **options: Any) -> TokenBatch:
+        """Apply it; options are for this call only."""
+        changed: TokenBatch = self._apply(options, batch)
+        return changed
 
 
-def function_of(part: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a part."""
-    while isinstance(part, partial | Lifted):
-        part = part.inner if isinstance(part, Lifted) else part.func
-    return part
+class LossTerm(Part):
+    """Output and batch -> loss per token (B, T): a surrogate or a regulariser."""
+
+    def __call__(self, output: PolicyOutput, batch: TokenBatch, **options: Any) -> Tensor:
+        """Apply it; options are for this call only."""
+        loss_BT: Tensor = self._apply(options, output, batch)
+        return loss_BT
 
 
-def _checked(name: str, value: Any, default: Any) -> Any:
-    """The value, if it is of the option's kind."""
-    if isinstance(default, bool | str):
-        if type(value) is not type(default):
-            wanted = "true or false" if isinstance(default, bool) else "text"
-            raise ConfigError(
-                f"{name}={as_toml(value)} must be {wanted}, as in {name} = {as_toml(default)}"
-            )
-        return value
-    if isinstance(default, Mapping):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}={as_toml(value)} must be a table of numbers by name")
-        return {key: _checked(f"{name}.{key}", number, 0.0) for key, number in value.items()}
-    least, kind = (1, int) if isinstance(default, int) else (0, int | float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
-        noun = "count" if least else "number"
-        raise ConfigError(f"{name}={as_toml(value)} must be a {noun} >= {least}")
-    if value >= LARGEST and not (value == math.inf and name.rsplit("_", 1)[-1] in BOUNDS):
-        raise ConfigError(
-            f"{name}={str(value)[:20]} must be below 2**63: only what bounds something may be inf"
+class Aggregate(Part):
+    """Loss per token (B, T) and batch -> scalar, with denominators of the whole optimizer step."""
+
+    def __call__(self, per_token_BT: Tensor, batch: TokenBatch, **options: Any) -> Tensor:
+        """Apply it; options are for this call only."""
+        scalar: Tensor = self._apply(options, per_token_BT, batch)
+        return scalar
+
+
+class Loss(Part):
+    """Output and batch -> scalar and metrics: a loss that is no sum of terms per token."""
+
+    def __call__(
+        self, output: PolicyOutput, batch: TokenBatch, **options: Any
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Apply it; options are for this call only."""
+        scalar, metrics = self._apply(options, output, batch)
+        return scalar, metrics
+
+
+class GroupForm(Part):
+    """Rewards of the G episodes of a group -> one advantage for each, None where there is none."""
+
+    def __call__(
+        self, rewards_G: Sequence[float | None], **options: Any
+    ) -> tuple[float | None, ...]:
+        """Apply it; options are for this call only."""
+        advantages_G: tuple[float | None, ...] = self._apply(options, rewards_G)
+        return advantages_G
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def define(
+    kind: type[AnyPart],
+    options: type[Options] = Options,
+    *,
+    reads: Iterable[Need] = (),
+    expects: Iterable[Written] = (),
+    writes: Iterable[Written] = (),
+) -> Callable[[Callable[..., Any]], AnyPart]:
+    """Decorate a function as a part; see the example at the head of this module."""
+
+    def decorate(function: Callable[..., Any]) -> AnyPart:
+        part = kind.of(function)
+        return replace(
+            part,
+            options=options(),
+            reads=frozenset(reads),
+            expects=frozenset(expects),
+            writes=frozenset(writes),
         )
-    return value if least else float(value)  # 1 for 1.0 would make it a count from then on
+
+    return decorate
+
+
+step = partial(define, BatchStep)
+term = partial(define, LossTerm)
+aggregate = partial(define, Aggregate)
+loss = partial(define, Loss)
+group_form = partial(define, GroupForm)

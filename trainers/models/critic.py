@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentrl.errors import TrainingError
 from agentrl.trainers.algorithms.losses import by_token, keep
-from agentrl.trainers.algorithms.parts import Aggregate, Step, with_options
+from agentrl.trainers.algorithms.parts import Aggregate, BatchStep
 from agentrl.trainers.algorithms.timeline import Timeline, discounted
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import Compute, CriticSettings
@@ -194,14 +194,18 @@ def _mean_of_others(outcomes_E: Tensor, group_E: Tensor) -> Tensor:
     return torch.where(siblings_E > 0, means_E, outcomes_E.mean())
 
 
-def monte_carlo(credit: Sequence[Step]) -> tuple[Step, ...]:
+def monte_carlo(credit: Sequence[BatchStep]) -> tuple[BatchStep, ...]:
     """The credit steps with λ = 1 for advantages and returns: what a critic is pre-trained on.
 
     Its returns are then what came out, whatever an untrained critic says; with λ < 1 they would be
     mostly its own values. VC-PPO, https://arxiv.org/abs/2503.01491; VAPO,
     https://arxiv.org/abs/2504.05118.
     """
-    return tuple(with_options(step, {"lam": 1.0, "value_lam": 1.0}) for step in credit)
+    traces = ("lam", "value_lam")
+    steps = (BatchStep.of(step) for step in credit)  # a user's recipe may pass a partial of a step
+    return tuple(
+        step.changed(**{name: 1.0 for name, _ in step.options if name in traces}) for step in steps
+    )
 
 
 class Critic:

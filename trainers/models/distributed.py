@@ -7,7 +7,6 @@ denominators belong to the optimizer step, so gradients of the ranks add up to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.batch import ROW_FIELDS, TokenBatch
+from agentrl.trainers.batch import TokenBatch, axes_of
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -73,18 +72,14 @@ def idle(batch: TokenBatch) -> TokenBatch:
     """One row without a trained token, for a process that must take part and has nothing left to
     score.
     """
-    there = {name: getattr(batch, name) for name in ROW_FIELDS}
-    blank: dict[str, Any] = {
+    blank = {
         name: tensor.new_zeros(1, 2, *tensor.shape[2:])
-        for name, tensor in there.items()
-        if tensor is not None
+        for name, tensor in batch.row_tensors().items()
     }
-    owner_B = batch.tokens_E.argmax()[
-        None
-    ]  # an episode that has tokens, so that its mean over them exists
-    return replace(
-        batch, episode_B=owner_B, **blank | {"attention_BT": torch.ones_like(blank["attention_BT"])}
-    )
+    blank["attention_BT"] = torch.ones_like(blank["attention_BT"])
+    blank |= {name: t[:1] for name, t in batch.extra.items() if axes_of(name) == "B"}
+    owner_B = batch.tokens_E.argmax()[None]  # an episode with tokens, so their mean exists
+    return batch.with_tensors(blank, episode_B=owner_B)
 
 
 def micro_batches(batch: TokenBatch, micro_tokens: int) -> list[TokenBatch]:

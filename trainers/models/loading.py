@@ -27,13 +27,23 @@ def load_policy(path: str | Path, compute: Compute, adapter: str | Path | None =
         ConfigError: the folder has no model, or a library or device that the settings need is
             missing.
     """
+    dtype = policy_dtype(compute)
+    model = load_model(path, device_of(compute), dropout=compute.dropout, dtype=dtype)
+    return equipped(model, compute, adapter)
+
+
+def device_of(compute: Compute) -> str:
+    """The device that the settings ask for.
+
+    Raises:
+        ConfigError: it is CUDA, and PyTorch sees none.
+    """
     if compute.device == "cuda" and best_device() != "cuda":
         raise ConfigError(
-            "compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or 'cpu'"
+            "compute.device='cuda': PyTorch sees no CUDA device here; use 'auto' or 'cpu'",
+            setting="compute.device",
         )
-    device = best_device() if compute.device == "auto" else compute.device
-    model = load_model(path, device, dropout=compute.dropout, dtype=policy_dtype(compute))
-    return equipped(model, compute, adapter)
+    return best_device() if compute.device == "auto" else compute.device
 
 
 def policy_dtype(compute: Compute) -> torch.dtype:

@@ -40,7 +40,17 @@ def load_value_model(
     head = scalar_head(model)
     if saved and adapter:
         head.load_state_dict(scalar_head(load_critic(saved, device)).state_dict())
+    critic: torch.nn.Module = equip_classifier(model, compute, adapter).eval()
+    return critic
+
+
+def equip_classifier(model: Any, compute: Compute, adapter: Path | None = None) -> Any:
+    """A loaded classifier with the precision, checkpointing and adapters of its compute settings.
+
+    They concern the backbone: the head is always trained, and computes in its own precision.
+    """
     backbone = model.base_model.to(policy_dtype(compute))
+    scalar_head(model).register_forward_pre_hook(_in_own_precision)
     if compute.dtype == "bfloat16":
         in_bfloat16(backbone)
     if compute.gradient_checkpointing:
@@ -48,8 +58,12 @@ def load_value_model(
     if compute.lora_rank:
         wrapped = adapted(backbone, compute, adapter, "FEATURE_EXTRACTION")
         setattr(model, model.base_model_prefix, wrapped)
-    critic: torch.nn.Module = model.eval()
-    return critic
+    return model
+
+
+def _in_own_precision(head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    weight: Any = head.weight
+    return (inputs[0].to(weight.dtype),)
 
 
 def values(critic: torch.nn.Module, batch: TokenBatch) -> Tensor:

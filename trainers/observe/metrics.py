@@ -1,8 +1,11 @@
-"""What every online run logs of its rollouts. All episodes count here, those that training will
-drop included.
+"""Every number that an online run logs: of its episodes, its groups, its batches, its updates and
+its time.
 
-Every name stands with unit and meaning in the table of docs/trainers.md. A mean over nothing is
-left out.
+Functions are pure and return names -> numbers; `UpdateLog` gathers those of the optimizer steps and
+`RoundClock` the seconds. All episodes count, those included that training drops. A mean over
+nothing is left out. Every name stands with unit and meaning in the table of docs/trainers.md.
+
+Letters: B rows, T positions, E episodes, N trained tokens.
 """
 
 from __future__ import annotations
@@ -10,13 +13,27 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple, get_args
 
-from agentrl.evaluation.outcomes import error_kind, tool_counts
-from agentrl.trainers.rewards import OUTCOMES, Rewards
+import torch
+from torch import Tensor
+
+from agentrl.engines.routing import Replay
+from agentrl.evaluation.summary import error_kind, tool_counts
+from agentrl.trainers.algorithms.losses import add_metrics, drop_recorded_tokens
+from agentrl.trainers.batch import OUTCOMES, PolicyOutput, Rewards, TokenBatch
+from agentrl.trainers.observe.parity import (
+    ParityCheck,
+    Tokens,
+    gap_metrics,
+    ratio_metrics,
+    trained_tokens,
+)
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, EndReason
 
@@ -30,6 +47,21 @@ BINS = ("below_0", "0", "part", "1", "above_1")
 """Where an outcome lies: below 0, at it, between 0 and 1, at 1, above."""
 
 QUIET: tuple[Quiet, ...] = get_args(Quiet)
+
+TURNS = 8
+"""Turns that are shown one by one; later ones are added up."""
+
+_MEANS = {
+    "loss": "policy/loss",
+    "entropy": "policy/entropy",
+    "approx_kl": "policy/kl",
+    "ref_kl": "policy/ref_kl",
+    "teacher_kl": "policy/teacher_kl",
+    "clip_low": "policy/clip_low",
+    "clip_high": "policy/clip_high",
+    "rejected": "policy/rejected",
+    "grad_norm": "policy/grad_norm",
+}
 
 
 def rollout_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dict[str, float]:
@@ -68,7 +100,7 @@ def rollout_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dic
         "length/sampled_mean": mean(lambda episode: episode.counts.sampled_tokens),
         "length/sampled_max": float(max(episode.counts.sampled_tokens for episode in scored)),
         "length/turns_mean": mean(lambda episode: episode.counts.turns),
-        "length/observed_share": _share(scored),
+        "length/observed_share": _observed_share(scored),
         "format/bad_calls_rate": mean(lambda episode: episode.counts.bad_calls > 0),
         **tool_metrics(scored),
         **safety_metrics(scored),
@@ -228,28 +260,8 @@ def repeat_metrics(groups: Sequence[Group], seen: Collection[str]) -> dict[str, 
     return {"groups/repeated": 1 - len(fresh) / len(prompts)} if prompts else {}
 
 
-def system_metrics(
-    groups: Sequence[Group], *, waited_s: float, round_s: float, queue: int
-) -> dict[str, float]:
-    """How well the machine is used; times begin with `time/`, as no two runs have the same.
-
-    Args:
-        waited_s: seconds in which the trainer waited for rollouts.
-        round_s: seconds of the whole round.
-        queue: finished groups that wait for the trainer.
-    """
-    sampled = sum(episode.counts.sampled_tokens for group in groups for episode in group.episodes)
-    return {
-        "time/rollout_tokens_per_s": sampled / max(waited_s, 1e-9),
-        "time/trainer_idle": waited_s / max(round_s, 1e-9),
-        "time/queue": float(queue),
-    }
-
-
 def held_out_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """`eval/…` of what `agentrl.evaluation.passk.summarize` returned; a pass@k that is not known is
-    left out.
-    """
+    """`eval/…` of what `evaluation.summary.summarize` returned; an unknown pass@k is left out."""
     failed = float(result["n_failed_infra"])
     metrics = {"eval/failed_infra": failed, "eval/n_scored": result["n_episodes"] - failed}
     for k, value in result["pass_at"].items():
@@ -311,8 +323,270 @@ def _mean_over(episodes: Sequence[Episode]) -> Callable[[Callable[[Episode], flo
     return lambda value: fmean(float(value(episode)) for episode in episodes)
 
 
-def _share(episodes: Sequence[Episode]) -> float:
+def _observed_share(episodes: Sequence[Episode]) -> float:
     """Share of the tokens that the policy did not write."""
     sampled = sum(episode.counts.sampled_tokens for episode in episodes)
     read = sum(episode.counts.prompt_tokens for episode in episodes)
     return read / max(1, sampled + read)
+
+
+# --- batches
+
+
+def token_metrics(batch: TokenBatch) -> dict[str, float]:
+    """Shares of the tokens that are read, by who wrote them: the prompt (before the first sampled
+    turn), the policy (sampled; reread where an earlier branch trains it), or a tool or user
+    (observed).
+    """
+    return _shares("tokens", [(_roles(batch), batch.attention_BT.double())])
+
+
+def gradient_metrics(trained: Sequence[TokenBatch]) -> dict[str, float]:
+    """Shares by role and by turn of the gradient. A token counts by |weight · advantage|, whether
+    or not the mask lets it through: any share but that of sampled tokens is an error.
+
+    Args:
+        trained: the batches of a round's optimizer steps, corrected, before `informative`.
+    """
+    parts = list[tuple[dict[str, Tensor], Tensor]]()
+    for batch in trained:
+        push_BT = batch.advantages_BT.nan_to_num().abs().double()
+        if batch.weights_BT is not None:
+            push_BT = push_BT * batch.weights_BT.nan_to_num()
+        turns = {f"turn_{turn}": batch.turn_BT == turn for turn in range(TURNS)}
+        turns[f"turn_{TURNS}_on"] = batch.turn_BT >= TURNS
+        parts.append((_roles(batch) | turns, push_BT))
+    shares = _shares("gradient", parts)
+    return {name: share for name, share in shares.items() if share or "turn" not in name}
+
+
+def staleness_metrics(batch: TokenBatch, version: int) -> dict[str, float]:
+    """Updates between the weights that sampled a trained token and those that are trained now.
+
+    Args:
+        version: of the weights that the update starts from.
+    """
+    own_BT = batch.mask_BT & (batch.version_BT >= 0)
+    if not own_BT.any():
+        return {}
+    age_N = (version - batch.version_BT[own_BT]).double()
+    shares = {f"staleness/share_{age}": float((age_N == age).double().mean()) for age in range(4)}
+    shares["staleness/share_4_on"] = float((age_N >= 4).double().mean())
+    return {"staleness/mean": float(age_N.mean()), "staleness/max": float(age_N.max()), **shares}
+
+
+def lost_reward_metrics(packed: TokenBatch, trained: Sequence[TokenBatch]) -> dict[str, float]:
+    """Reward that was earned by tokens which do not train: masked, filtered with their group, or of
+    weight 0.
+
+    `reward/lost_share`: Σ|R|·(share of the episode's tokens that do not train) / Σ|R|; one that
+    sampled nothing loses all. `reward/lost_mean`: mean reward of the episodes that lost every
+    token, which shows whether a filter takes the good ones or the bad ones. `episodes/untrained`:
+    their share. All over the scored episodes of the round's own groups, those that refill it left
+    out.
+
+    Args:
+        packed: the round as it came from `pack`.
+        trained: the batches of its optimizer steps, corrected, before `informative`.
+    """
+    live_E = torch.zeros_like(packed.reward_E, dtype=torch.float64)
+    for step in trained:
+        live_BT = step.mask_BT if step.weights_BT is None else step.mask_BT & (step.weights_BT != 0)
+        live_E.index_add_(
+            0, step.episode_B.to(live_E.device), live_BT.sum(1).double().to(live_E.device)
+        )
+    own = len(live_E) - packed.n_refilled
+    reward_E, live_E, tokens_E = (
+        full_E[:own].double() for full_E in (packed.reward_E, live_E, packed.tokens_E)
+    )
+    if not own:
+        return {}
+    none_E = live_E == 0
+    metrics = {"episodes/untrained": float(none_E.double().mean())}
+    if total := float(reward_E.abs().sum()):
+        metrics["reward/lost_share"] = (
+            float((reward_E.abs() * (1 - live_E / tokens_E.clamp(min=1))).sum()) / total
+        )
+    if none_E.any():
+        metrics["reward/lost_mean"] = float(reward_E[none_E].mean())
+    return metrics
+
+
+def _roles(batch: TokenBatch) -> dict[str, Tensor]:
+    """Role -> where it wrote (B, T)."""
+    turn_BT = batch.turn_BT >= 0
+    began_BT = turn_BT.int().cumsum(1) > 0
+    read_BT = batch.attention_BT & ~turn_BT
+    return {
+        "sampled": batch.mask_BT,
+        "reread": turn_BT & ~batch.mask_BT,
+        "prompt": read_BT & ~began_BT,
+        "observed": read_BT & began_BT,
+    }
+
+
+def _shares(kind: str, parts: Sequence[tuple[dict[str, Tensor], Tensor]]) -> dict[str, float]:
+    """For each batch, where the amounts are that a name is about, and the amounts (B, T) -> shares
+    of all of them.
+    """
+    total = sum(float(amount_BT.sum()) for _, amount_BT in parts)
+    if not total:
+        return {}
+    names = parts[0][0]
+    return {
+        f"{kind}/{name}": sum(float(amount[where[name]].sum()) for where, amount in parts) / total
+        for name in names
+    }
+
+
+# --- updates
+
+
+def fresh(batch: TokenBatch) -> TokenBatch:
+    """The batch without the tokens of earlier versions: on those, sampler and trainer differ by
+    what was learnt since, so they say nothing about whether both agree.
+    """
+    if batch.version is None:
+        return batch
+    return replace(batch, mask_BT=batch.mask_BT & (batch.version_BT >= batch.version))
+
+
+class UpdateLog:
+    """The metrics of one round's updates.
+
+    Args:
+        packed: the round as `pack` made it.
+        batch: the same with its advantages.
+        version: of the weights that the round starts from.
+        parity: judges the gap to the sampler and the ratios.
+    """
+
+    def __init__(
+        self,
+        packed: TokenBatch,
+        batch: TokenBatch,
+        version: int,
+        parity: ParityCheck | None = None,
+    ) -> None:
+        self._packed, self._parity = packed, parity
+        self.row = token_metrics(batch) | staleness_metrics(batch, version)
+        self.steps: list[dict[str, float]] = []
+        self._trained: list[TokenBatch] = []
+        self._tokens: list[Tokens] = []
+        self._fresh: list[Tokens] = []
+        self._parts: list[dict[str, float]] = []
+        self._replays: list[Replay] = []
+
+    def add_micro_batch(
+        self, output: PolicyOutput, micro: TokenBatch, metrics: dict[str, float], replay: Replay
+    ) -> None:
+        """Note the policy's output for a micro-batch, the metrics of its loss, and what replaying
+        the sampler's experts changed.
+        """
+        self._parts.append(metrics)
+        self._replays.append(replay)
+        self._tokens.append(trained_tokens(output, drop_recorded_tokens(micro)))
+        if not self.steps:
+            self._fresh.append(trained_tokens(output, fresh(micro)))
+
+    def end_minibatch(self, mini: TokenBatch, grad_norm: float) -> dict[str, float]:
+        """Join the metrics of a minibatch after its backward pass; the gap of the first one is
+        judged before any update.
+
+        Raises:
+            ParityError: sampler and trainer disagree.
+        """
+        metrics = add_metrics(self._parts)
+        metrics |= {"grad_norm": grad_norm, "updates": 0.0}
+        if not self.steps:
+            own, gap = fresh(mini), gap_metrics(self._fresh)
+            if own.mask_BT.equal(mini.mask_BT):  # else what was learned since is cut too
+                gap["parity/cut"] = metrics["clip_low"] + metrics["clip_high"]
+            if self._parity is not None:
+                self._parity.judge_gap(gap, own)
+            metrics |= gap | routing_metrics(self._replays)
+        self.steps.append(metrics)
+        self._parts, self._replays = [], []
+        return metrics
+
+    def add_trained(self, mini: TokenBatch, n_episodes: int) -> None:
+        """Note what a minibatch trained on; later epochs of the same episodes add nothing."""
+        if sum(batch.n_episodes for batch in self._trained) < n_episodes:
+            self._trained.append(mini)
+
+    def metrics(self) -> dict[str, float]:
+        """Return all of them."""
+        ratios = ratio_metrics(self._tokens)
+        if self._parity is not None:
+            self._parity.judge_ratios(ratios)
+        return {
+            **self.row,
+            **step_means(self.steps),
+            **ratios,
+            **gradient_metrics(self._trained),
+            **lost_reward_metrics(self._packed, self._trained),
+        }
+
+
+def routing_metrics(replays: Sequence[Replay]) -> dict[str, float]:
+    """`parity/experts_differ`: of the choices of experts that were replayed (a token in a layer),
+    the share that the trainer would have made otherwise; nothing where none was.
+    """
+    replayed = float(sum(replay.replayed for replay in replays))
+    differ = float(sum(replay.differ for replay in replays))
+    return {"parity/experts_differ": differ / replayed} if replayed else {}
+
+
+def step_means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the optimizer steps of a round.
+
+    The gap between sampler and trainer is that of the first step, before any update.
+    """
+    if not steps:
+        return {"policy/updates": 0.0}
+    metrics = {
+        name: sum(step[key] for step in steps) / len(steps)
+        for key, name in _MEANS.items()
+        if key in steps[0]
+    }
+    metrics |= {name: value for name, value in steps[0].items() if name.startswith("parity/")}
+    metrics["policy/ratio_max"] = max(step["ratio_max"] for step in steps)
+    return metrics | {"policy/updates": sum(step["updates"] for step in steps)}
+
+
+# --- time
+
+
+class RoundClock:
+    """Seconds of the parts of a round; it starts when it is made, and each `lap` ends one part."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds = {"rollout": 0.0, "update": 0.0, "eval": 0.0}
+
+    def lap(self, part: str) -> None:
+        """End a part: the seconds since the last one belong to it."""
+        now = time.perf_counter()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def metrics(
+        self, groups: Sequence[Group], trained_tokens: int, queue: int = 0
+    ) -> dict[str, float]:
+        """Return the `time/…` of a round: all that no two runs have in common.
+
+        Args:
+            groups: all that were played.
+            trained_tokens: tokens of the round that train.
+            queue: finished groups that wait for the trainer.
+        """
+        rollout_s, update_s = self._seconds["rollout"], self._seconds["update"]
+        round_s = max(rollout_s + update_s, 1e-9)
+        sampled = sum(e.counts.sampled_tokens for group in groups for e in group.episodes)
+        return {
+            **{f"time/{part}_s": seconds for part, seconds in self._seconds.items()},
+            "time/rollout_tokens_per_s": sampled / max(rollout_s, 1e-9),
+            "time/trainer_idle": rollout_s / round_s,
+            "time/queue": float(queue),
+            "time/tokens_per_s": trained_tokens / round_s,
+        }

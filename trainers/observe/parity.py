@@ -1,54 +1,56 @@
-"""The gap between sampler and trainer: measured every round, judged, and explained by its cause.
+"""Do sampler and trainer agree? The gap between them is measured every round; a probe after every
+load shows whether the engine has followed; a gap that rounding does not explain stops the run.
 
 The gap is |log π_trainer - log π_sampler| of sampled tokens before an update moves the trainer.
 
-Letters: N tokens, V vocabulary.
+For the probe the engine answers one prompt with the same seeds after every load, by the ordinary
+`generate`, and the trainer scores its answers. Both must agree, and the engine must have moved
+where the trainer moved: one that keeps older weights, or a prefix cache made with them, answers as
+before.
+
+Letters: B rows, T positions, N tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import Engine, Generation, Restarted, Sampling
 from agentrl.engines.loading import dropouts
 from agentrl.engines.routing import replayed_routing, routers_of
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.rollout.rollouts import GroupStream
 from agentrl.trainers.algorithms.losses import MAX_LOG_RATIO
-from agentrl.trainers.batch import PolicyOutput, TokenBatch
+from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
+from agentrl.trainers.models.scoring import frozen_logprobs
+from agentrl.trajectory import Episode, EpisodeKey, Group, Segment, Trajectory
+from agentrl.types import EndReason, Score, TaskView
 
-Cause = Literal[
-    "stale weights",
-    "temperature",
-    "truncation",
-    "dropout",
-    "template",
-    "dtype",
-    "other weights",
-    "off-policy",
-]
+Cause = Literal["stale weights", "dropout", "disagreement", "off-policy"]
 
 STOP_GAP = 0.1
-"""Mean gap (nats per token) that stops a run whatever its cause."""
+"""Mean gap (nats per token) that stops a run."""
 MOST_CUT = 0.002
 """Share of a round's first trained tokens that the recipe may cut before the policy has moved."""
 WARN_EFFECTIVE = 0.5
 """Effective sample size, as a share of the tokens, below which a run is warned."""
-HALF_PRECISION_SHARE = 1 / 32
-"""Largest gap that half precision makes, as a share of the standard deviation of the logits."""
+ANSWERS, ANSWER_TOKENS = 4, 16
+"""Number of answers that the probe compares, and their length."""
+CALM_ROWS = 16
+"""Rows that are scored again without dropout to tell its part of a gap."""
 
 
 class ParityError(TrainingError):
-    """Sampler and trainer disagree, so nothing was trained; the message names the cause."""
+    """Sampler and trainer disagree, so nothing was trained."""
 
 
 class Disagreement(NamedTuple):
-    """A cause, whether training must stop, and one sentence."""
+    """What is wrong, whether training must stop, and a sentence."""
 
     cause: Cause
     stops: bool
@@ -56,7 +58,7 @@ class Disagreement(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Trained tokens of a (micro-)batch: three log-probabilities and the weight of each."""
+    """Trained tokens of a (micro-)batch: three log-probabilities and a weight each."""
 
     trainer_N: Tensor
     sampler_N: Tensor
@@ -65,12 +67,12 @@ class Tokens(NamedTuple):
 
 
 def check_sampling(sampling: Sampling, temperature: float) -> None:
-    """Refuse a sampler whose distribution the scorer cannot have.
+    """Refuse a sampler whose distribution the scorer cannot reproduce.
 
-    Engines do not say which tokens top-p or top-k cut, and what was cut has probability 0.
+    Engines do not report which tokens top-p or top-k cut, and what was cut has probability 0.
 
     Raises:
-        ConfigError: one sentence with the setting, its value and the fix.
+        ConfigError: greedy or truncated sampling, or another temperature than the scorer's.
     """
     if sampling.temperature == 0:
         raise ConfigError(
@@ -90,7 +92,7 @@ def check_sampling(sampling: Sampling, temperature: float) -> None:
 
 
 def trained_tokens(output: PolicyOutput, batch: TokenBatch) -> Tokens:
-    """What gaps and ratios are computed from, detached: 32 bytes for each trained token."""
+    """Gather what gaps and ratios are computed from, detached: 32 bytes per trained token."""
     mask_BT = batch.mask_BT
     weights_BT = (
         torch.ones_like(batch.old_logprobs_BT) if batch.weights_BT is None else batch.weights_BT
@@ -145,7 +147,7 @@ def ratio_metrics(parts: Sequence[Tokens]) -> dict[str, float]:
 
 
 def _joined(parts: Sequence[Tokens]) -> Tokens | None:
-    """All tokens of the parts; None where there are none."""
+    """Join the tokens of all parts; None if there are none."""
     if not sum(len(part.trainer_N) for part in parts):
         return None
     return Tokens(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -161,12 +163,12 @@ def effective_share(weights_N: Tensor) -> float:
 
 
 def quantile(values_N: Tensor, share: float) -> float:
-    """The nearest value at that rank (`torch.quantile` refuses more than 16 million)."""
+    """Return the nearest value at that rank (`torch.quantile` refuses more than 16 million)."""
     return float(values_N.sort().values[round(share * (len(values_N) - 1))])
 
 
 def largest_gap(model: Any) -> float:
-    """Mean gap (nats per token) that needs no explanation in the dtype that a model computes in."""
+    """Return the mean gap (nats per token) that rounding explains in the model's dtype."""
     dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
     return 1e-3 if dtype in (torch.float32, torch.float64) else 0.02
 
@@ -178,171 +180,229 @@ def judge_gap(
     temperature: float,
     probed: float = torch.inf,
 ) -> list[Disagreement]:
-    """What is wrong with a gap: nothing, or its likeliest cause.
+    """Say what is wrong with a gap; an empty list if nothing is.
 
-    A gap is too wide where rounding does not explain it, or where it alone makes the recipe cut
-    tokens, whatever the recipe's bounds are. Of a model that was asked to drop something out, what
-    the first tokens have without that is judged by the same limits: the sampler drops nothing.
+    A gap is too wide if rounding does not explain it, or if it alone makes the recipe cut tokens.
+    With dropout asked for, the gap without it is judged instead, as the sampler drops nothing.
 
     Args:
-        model: a Hugging Face causal language model with the weights that sampling should have used.
+        model: the trainer's, with the weights that sampling should have used.
         batch: sampled tokens with the sampler's log-probabilities.
         metrics: of `gap_metrics`, and `parity/cut`; what is absent is not judged.
         temperature: of the scorer.
         probed: mean gap of the last probe of the same weights.
     """
     gap, cut = metrics.get("parity/gap_mean", 0.0), metrics.get("parity/cut", 0.0)
-    if gap <= largest_gap(model) and cut <= MOST_CUT:
+    widest = largest_gap(model)
+    if gap <= widest and cut <= MOST_CUT:
         return []
-    cause, why, calm = find_cause(model, batch, temperature)
-    if cause == "other weights" and probed <= largest_gap(model):
-        cause = "template"
-        why = (
-            "on its probe the engine agrees, so these rows are not what it read: look at them by"
-            " `agentrl view`, and ask `agentrl check hf:MODEL` what the chat template does"
+    cause: Cause = "disagreement"
+    calm = _gap_without_dropout(model, batch, temperature) if model.training else gap
+    if calm < gap / 2 and calm <= widest:
+        cause = "dropout"
+        advice = f"{calm:.2g} are left without dropout, which sampling never has"
+        advice += ": set compute.dropout=0"
+    elif probed <= widest:
+        advice = (
+            "on its probe the engine agrees, so it did not read these rows: look at them with"
+            " `agentrl view`, and check the chat template with `agentrl check hf:MODEL`"
         )
+    else:
+        advice = "check that the engine has the trainer's weights, dtype, temperature and template"
+    if batch.experts_BTLK is None and routers_of(model):
+        advice += "; near ties are enough in a mixture of experts: try engine.routing='replay'"
     judged = calm if any(dropouts(model.config)) else gap
-    stops = cause in ("temperature", "truncation") or not judged <= STOP_GAP
-    shown = gap if cause == "dropout" else judged
-    said = f"{cause}: sampler and trainer disagree by {shown:.3g} nats per token"
+    words = f"{cause}: sampler and trainer disagree by {gap:.3g} nats per token"
     if cut > MOST_CUT:
-        said += f", for which alone the recipe cuts {cut:.2g} of the tokens"
-    return [Disagreement(cause, stops, f"{said}; {why}")]
+        words += f", for which alone the recipe cuts {cut:.2g} of the tokens"
+    # "not <=", so that NaN stops the run
+    return [Disagreement(cause, not judged <= STOP_GAP, f"{words}; {advice}")]
 
 
-def find_cause(model: Any, batch: TokenBatch, temperature: float) -> tuple[Cause, str, float]:
-    """The likeliest cause of a gap: `explain`, and what only further looks at the model can tell.
+def judge_ratios(metrics: dict[str, float]) -> list[Disagreement]:
+    """Say whether few tokens carry all the weight in `ratio_metrics`."""
+    effective = metrics.get("ratio/corrected_effective", 1.0)
+    if effective >= WARN_EFFECTIVE:
+        return []
+    words = f"off-policy: {effective:.0%} of the tokens carry all of the weight"
+    return [Disagreement("off-policy", False, f"{words}: train on fresher samples")]
 
-    Arguments as in `judge_gap`.
+
+def _gap_without_dropout(model: Any, batch: TokenBatch, temperature: float) -> float:
+    trained_B = batch.mask_BT.any(1).nonzero()[:CALM_ROWS, 0]
+    rows = batch.rows(trained_B)
+    calm_BT = _scores(model, rows, temperature)
+    return float((calm_BT - rows.old_logprobs_BT)[rows.mask_BT].double().abs().mean())
+
+
+class ParityCheck:
+    """Watches that an engine samples with the trainer's weights.
+
+    Args:
+        model: the trainer's.
+        engine: the sampler.
+        rollouts: whose loop thread the engine lives on.
+        prompt_ids: the prompt of the probe.
+        sampling: of the rollouts; its temperature must be the scorer's.
+        warn: called with a sentence, once for each cause.
+
+    Raises:
+        ConfigError: the sampler's distribution is not the one that is scored.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        engine: Engine,
+        rollouts: GroupStream,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        warn: Callable[[str], None],
+    ) -> None:
+        check_sampling(sampling, sampling.temperature)
+        self._model, self._engine, self._rollouts, self._warn = model, engine, rollouts, warn
+        self._prompt_ids, self._temperature = tuple(prompt_ids), sampling.temperature
+        self._before: ParityProbe | None = None
+        self._probed_gap = float("inf")
+        self._restarts = 0
+        self._warned: set[Cause] = set()
+
+    def confirm(self, version: int) -> dict[str, float]:
+        """Probe the engine after a load: `parity/probe_gap`, `_moved` and `_followed`.
+
+        It compares with the last probe since which the trainer has moved by more than rounding:
+        smaller steps add up until they can be measured.
+
+        Raises:
+            ParityError: the engine samples with other weights.
+        """
+        self._restarts = self._restart_count
+        answers = self._ask()
+        batch = pack_answers(self._prompt_ids, answers)
+        now = ParityProbe(batch, _scores(self._model, batch, self._temperature))
+        gap = gap_metrics([trained_tokens(PolicyOutput(now.trainer_BT), batch)])
+        metrics, wrong = {"parity/probe_gap": gap["parity/gap_mean"]}, list[Disagreement]()
+        other_versions = sorted({answer.version for answer in answers} - {version})
+        if other_versions:
+            words = f"it samples with version {other_versions[0]} after {version} was loaded"
+            wrong.append(_stale(words))
+        before = self._before
+        if before is not None:
+            trainer_BT = _scores(self._model, before.batch, self._temperature)
+            trainer, engine, noise = distances(before, trainer_BT, now)
+            metrics["parity/probe_moved"] = trainer
+            if trainer <= max(4 * noise, 1e-5):
+                now = before
+            elif engine < float("inf"):
+                metrics["parity/probe_followed"] = engine / trainer
+                if engine < trainer / 2:
+                    moved = f"the trainer moved by {trainer:.2g} nats and the engine by"
+                    wrong.append(_stale(f"on a fixed prompt {moved} {engine:.2g}"))
+        self._before, self._probed_gap = now, gap["parity/gap_mean"]
+        self._report([*wrong, *judge_gap(self._model, batch, gap, self._temperature)])
+        return metrics
+
+    def confirm_if_restarted(self, version: int) -> None:
+        """Probe the engine before anything is learned if its process was restarted meanwhile."""
+        if self._restart_count != self._restarts:
+            self.confirm(version)
+
+    def judge_gap(self, gap: dict[str, float], mini: TokenBatch) -> None:
+        """Judge the gap before a round's first update.
+
+        Raises:
+            ParityError: it is too wide.
+        """
+        self._report(judge_gap(self._model, mini, gap, self._temperature, self._probed_gap))
+
+    def judge_ratios(self, ratios: dict[str, float]) -> None:
+        """Warn if few tokens carry all the weight."""
+        self._report(judge_ratios(ratios))
+
+    @property
+    def _restart_count(self) -> int:
+        return self._engine.restarts if isinstance(self._engine, Restarted) else 0
+
+    def _ask(self) -> tuple[Generation, ...]:
+        sampling = Sampling(temperature=self._temperature, max_tokens=ANSWER_TOKENS)
+        return self._rollouts.probe(self._prompt_ids, sampling, range(ANSWERS))
+
+    def _report(self, wrong: Sequence[Disagreement]) -> None:
+        """Raise what stops the run; warn of the rest, once for each cause."""
+        for disagreement in wrong:
+            if disagreement.stops:
+                raise ParityError(disagreement.message)
+        for disagreement in wrong:
+            if disagreement.cause not in self._warned:
+                self._warned.add(disagreement.cause)
+                self._warn(disagreement.message)
+
+
+@dataclass(frozen=True, eq=False)
+class ParityProbe:
+    """The engine's answers with its log-probabilities (`old_logprobs_BT`), and the trainer's."""
+
+    batch: TokenBatch
+    trainer_BT: Tensor
+
+
+def distances(
+    before: ParityProbe, trainer_BT: Tensor, now: ParityProbe
+) -> tuple[float, float, float]:
+    """Measure how far trainer and engine moved on the tokens that both probes have in common.
+
+    Args:
+        before: the earlier probe.
+        trainer_BT: what the trainer says now of the tokens of the earlier probe.
+        now: the later probe.
 
     Returns:
-        the cause, what to do about it, and the mean gap of the first tokens without dropout.
+        Root mean squares (nats): of the trainer's change; of the engine's, infinite if it draws
+        other tokens from the start; of the distance between both at the earlier probe.
     """
-    as_trained = mean_gap(first_logits(model, batch), temperature)
-    with _eval(model):
-        look = first_logits(model, batch)
-        calm = mean_gap(look, temperature)
-        if calm < as_trained / 2 and calm <= largest_gap(model):
-            said = f"{calm:.2g} are left without it: sampling drops nothing, so set"
-            return "dropout", f"{said} compute.dropout=0", calm
-        cause, why = explain(*look, temperature)
-        if cause == "other weights":
-            for words, other in _other_contexts(model, batch):
-                if mean_gap(first_logits(model, other), temperature) < calm / 10:
-                    cause, why = "template", f"they would agree if the trainer's rows began {words}"
-        if cause in ("dtype", "other weights") and batch.experts_BTLK is None and routers_of(model):
-            why += "; in a mixture of experts near ties are enough, so try engine.routing='replay'"
-    return cause, why, calm
+    width = min(before.batch.ids_BT.shape[1], now.batch.ids_BT.shape[1])
+    same_BT = before.batch.ids_BT[:, :width] == now.batch.ids_BT[:, :width]
+    both_BT = before.batch.mask_BT[:, :width] & now.batch.mask_BT[:, :width]
+    # Behind the first token that differs, the same id stands in another context.
+    common_BT = both_BT & same_BT.int().cumprod(1).bool()
+    mask_BT, engine = before.batch.mask_BT, float("inf")
+    if common_BT.any():
+        change_BT = now.batch.old_logprobs_BT[:, :width] - before.batch.old_logprobs_BT[:, :width]
+        engine = _rms(change_BT[common_BT])
+        mask_BT = torch.nn.functional.pad(common_BT, (0, mask_BT.shape[1] - width))
+    trainer = _rms((trainer_BT - before.trainer_BT)[mask_BT])
+    noise = _rms((before.batch.old_logprobs_BT - before.trainer_BT)[before.batch.mask_BT])
+    return trainer, engine, noise
 
 
-def mean_gap(look: tuple[Tensor, Tensor, Tensor], temperature: float) -> float:
-    """Mean gap (nats per token) of what `first_logits` found."""
-    logits_NV, targets_N, sampler_N = look
-    trainer_NV = (logits_NV / temperature).log_softmax(-1).double()
-    return float((trainer_NV.gather(-1, targets_N[:, None])[:, 0] - sampler_N).abs().mean())
+def pack_answers(prompt_ids: Sequence[int], answers: Sequence[Generation]) -> TokenBatch:
+    """Pack answers as rows, in the way of every episode."""
+    prompt, task = Segment.prompt(prompt_ids), TaskView(id="probe", instruction="probe")
+    episodes = list[Episode]()
+    for index, answer in enumerate(answers):
+        sampled = Segment.sampled(answer.ids, answer.logprobs, answer.version, answer.finish)
+        branch = Trajectory((prompt, sampled)).routed(answer.per_token.get("routing"))
+        key, end = EpisodeKey("probe", 0, "probe", index), EndReason.ANSWERED
+        episodes.append(Episode(key, "probe", task, "", (), end, Score(0.0), (branch,)))
+    return pack([Group(tuple(episodes))], pad_id=0)
 
 
-def _other_contexts(model: Any, batch: TokenBatch) -> Iterator[tuple[str, TokenBatch]]:
-    """What an engine may have read instead: without the first token, or with one more."""
-    experts = batch.experts_BTLK
-    if not batch.mask_BT[:, 1].any():
-        names = ("ids_BT", "mask_BT", "old_logprobs_BT", "experts_BTLK")
-        rows = {name: getattr(batch, name) for name in names}
-        cut = {name: row[:, 1:] for name, row in rows.items() if row is not None}
-        yield "without their first token", replace(batch, **cut)
-    config = model.config.get_text_config()
-    ids = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
-    for one in dict.fromkeys(one for one in ids if isinstance(one, int)):
-        ids_BT, mask_BT, old_BT = (
-            torch.nn.functional.pad(part, (1, 0), value=value)
-            for part, value in (
-                (batch.ids_BT, one),
-                (batch.mask_BT, False),
-                (batch.old_logprobs_BT, 0.0),
-            )
-        )
-        more = replace(batch, ids_BT=ids_BT, mask_BT=mask_BT, old_logprobs_BT=old_BT)
-        if experts is not None:
-            pad = torch.nn.functional.pad(experts, (0, 0, 0, 0, 1, 0), value=-1)
-            more = replace(more, experts_BTLK=pad)
-        yield f"with token {one}", more
-
-
-@contextmanager
-def _eval(model: Any) -> Iterator[None]:
-    """The model without dropout."""
+def _scores(model: Any, batch: TokenBatch, temperature: float) -> Tensor:
+    """Log-probabilities as updates compute them, without dropout."""
     was_training = model.training
     model.eval()
     try:
-        yield
+        with replayed_routing(model, batch.experts_BTLK):
+            logprobs_BT = frozen_logprobs(model, batch.to(model.device), temperature)
+        return logprobs_BT.to(batch.mask_BT.device)
     finally:
         model.train(was_training)
 
 
-def judge_ratios(metrics: dict[str, float]) -> list[Disagreement]:
-    """Whether few tokens carry all the weight in `ratio_metrics`."""
-    effective = metrics.get("ratio/corrected_effective", 1.0)
-    if effective >= WARN_EFFECTIVE:
-        return []
-    said = f"off-policy: {effective:.0%} of the tokens carry all of the weight"
-    return [Disagreement("off-policy", False, f"{said}: train on fresher samples")]
+def _stale(words: str) -> Disagreement:
+    message = f"stale weights: the engine keeps older weights: {words}: load it after every update"
+    return Disagreement("stale weights", True, message)
 
 
-def explain(
-    logits_NV: Tensor, targets_N: Tensor, sampler_N: Tensor, temperature: float
-) -> tuple[Cause, str]:
-    """The likeliest cause of a gap that can be told from logits, and what to do about it.
-
-    Args:
-        logits_NV: of the trainer, before temperature.
-        targets_N: the tokens that were sampled.
-        sampler_N: the sampler's log-probabilities of them.
-        temperature: of the scorer.
-    """
-
-    def distances_N(warmth: float) -> Tensor:
-        logprobs_NV = (logits_NV / warmth).log_softmax(-1)
-        return sampler_N - logprobs_NV.gather(-1, targets_N[:, None])[:, 0].double()
-
-    def left(warmth: float) -> float:
-        return float(distances_N(warmth).abs().mean())
-
-    gap, rounding = left(temperature), HALF_PRECISION_SHARE * float(logits_NV.std(-1).mean())
-    warmth = temperature
-    for width in (1, 0.1, 0.01):  # decades around the best so far
-        warmth = min((warmth * 10 ** (width * step / 10) for step in range(-10, 11)), key=left)
-    if gap > 1e-4 and left(warmth) < gap / 10:
-        return "temperature", f"they would agree at temperature={warmth:.2g} in the trainer"
-    if gap > 1e-4 and len(sampler_N) >= 16 and bool((distances_N(temperature) > -1e-4).all()):
-        return (
-            "truncation",
-            "no token was less likely in the sampler: switch its top-p and top-k off",
-        )
-    if gap <= rounding / temperature:
-        return "dtype", "half precision makes such gaps: sample in the trainer's dtype"
-    return "other weights", "no setting explains it: load the trainer's weights into the engine"
-
-
-@torch.no_grad()
-def first_logits(
-    model: Any, batch: TokenBatch, at_most: int = 128
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The trainer's logits, the ids and the sampler's log-probabilities of the first tokens."""
-    found = list[tuple[Tensor, Tensor, Tensor]]()
-    experts = batch.experts_BTLK
-    for number, (ids_T, mask_T, old_T) in enumerate(
-        zip(batch.ids_BT, batch.mask_BT, batch.old_logprobs_BT, strict=True)
-    ):
-        places_N = mask_T.nonzero()[: at_most - sum(len(one[1]) for one in found), 0]
-        if len(places_N):
-            row, before_N = ids_T[None, : int(places_N[-1])], places_N - 1
-            replayed = None if experts is None else experts[number : number + 1, : row.shape[1]]
-            with replayed_routing(model, replayed):
-                said = model(
-                    input_ids=row.to(model.device),
-                    logits_to_keep=before_N.to(model.device),
-                    use_cache=False,
-                )
-            found.append((said.logits[0].float(), ids_T[places_N], old_T[places_N].double()))
-    logits_NV, ids_N, sampler_N = (torch.cat(column) for column in zip(*found, strict=True))
-    return logits_NV, ids_N.to(logits_NV.device), sampler_N.to(logits_NV.device)
+def _rms(values_N: Tensor) -> float:
+    return float(values_N.double().square().mean().sqrt())

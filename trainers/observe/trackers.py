@@ -1,8 +1,7 @@
 """Where metrics go beside `metrics.jsonl`: TensorBoard, Weights & Biases, Trackio, each by its own
 library.
 
-A tracker gets the same rows as `metrics.jsonl`, their finite numbers only; that file stays the
-record of the run.
+A tracker gets the finite numbers of the same rows; `metrics.jsonl` stays the record of the run.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,12 @@ from typing import Any, Protocol
 from agentrl.errors import ConfigError
 
 PROJECT = "agentrl"
+TRACKERS = {
+    "tensorboard": "torch.utils.tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
+"""Name of a tracker, and of the package that it needs -> the module that is imported."""
 
 
 class Tracker(Protocol):
@@ -36,14 +42,10 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files under `<folder>/tensorboard`; `tensorboard --logdir` over them shows the run."""
 
-    library = ("torch.utils.tensorboard", "tensorboard")
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library = _library(*self.library)
+    def __init__(self, library: Any, folder: Path, config: Mapping[str, Any]) -> None:
         self._writer = library.SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text(
-            "config", "\n".join(f"    {name} = {value!r}" for name, value in config.items()), 0
-        )
+        settings = "\n".join(f"    {name} = {value!r}" for name, value in config.items())
+        self._writer.add_text("config", settings, 0)
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Write one scalar per number."""
@@ -56,26 +58,11 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
-    """A run of Weights & Biases, named after the run folder; `WANDB_MODE` and `WANDB_PROJECT` hold
-    as usual.
+class HostedRun:
+    """A run of Weights & Biases, or of Trackio, which has the same interface."""
 
-    The run's id is kept in `<folder>/wandb-id`, so a resumed run goes on with its curves. Steps
-    only rise there: what is played again is left as it was, with a warning of W&B's own.
-    """
-
-    library = ("wandb", "wandb")
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library = _library(*self.library)
-        self._run: Any = library.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=folder.name,
-            dir=str(folder),
-            config=dict(config),
-            id=_kept(folder / "wandb-id"),
-            resume="allow",
-        )
+    def __init__(self, library: Any, options: Mapping[str, Any]) -> None:
+        self._run: Any = library.init(**options)
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Log the numbers of one step."""
@@ -86,39 +73,10 @@ class WandB:
         if self._run is not None:
             self._run.finish()
             self._run = None
-
-
-class Trackio:
-    """A run of Trackio (local, the interface of W&B), named after the run folder."""
-
-    library = ("trackio", "trackio")
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library = _library(*self.library)
-        self._run: Any = library.init(
-            project=PROJECT, name=folder.name, config=dict(config), embed=False
-        )
-
-    def log(self, step: int, row: Mapping[str, Any]) -> None:
-        """Log the numbers of one step."""
-        self._run.log(numbers(row), step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
-
-
-TRACKERS: dict[str, type[TensorBoard | WandB | Trackio]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "trackio": Trackio,
-}
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse what cannot be opened, before anything else is.
+    """Refuse trackers that cannot be opened, before anything else is.
 
     Raises:
         ConfigError: a name is unknown, or its library is not installed.
@@ -130,14 +88,18 @@ def check_trackers(names: Sequence[str]) -> None:
                 f"there is no tracker {name!r}; did you mean {near!r}? (known:"
                 f" {', '.join(TRACKERS)})"
             )
-        _library(*TRACKERS[name].library)
+        _import(name)
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Open the named trackers; none is left open when one cannot be.
+    """Open the named trackers; none is left open if one cannot be.
+
+    W&B's `WANDB_MODE` and `WANDB_PROJECT` work as usual. The id of its run is kept in
+    `<folder>/wandb-id`, so a resumed run continues its curves. Steps only rise there: what is
+    played again stays as it was, with a warning of W&B's own.
 
     Args:
-        names: of `TRACKERS`; a name that stands twice is opened once.
+        names: of `TRACKERS`; a repeated name is opened once.
         folder: of the run; its last part is the run's name.
         config: settings, shown beside the curves.
 
@@ -145,38 +107,43 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
         ConfigError: a name is unknown, or its library is not installed.
     """
     check_trackers(names)
-    opened: list[Tracker] = []
-    try:
+    with ExitStack() as opened:
+        trackers = list[Tracker]()
         for name in dict.fromkeys(names):
-            opened.append(TRACKERS[name](folder, config))
-    except BaseException:
-        for tracker in opened:
-            tracker.close()
-        raise
-    return opened
+            trackers.append(_open(name, folder, config))
+            opened.callback(trackers[-1].close)
+        opened.pop_all()
+    return trackers
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row but its step: what a curve can show."""
-    found = {
-        name: value
+    """Return the finite numbers of a row but its step: what a curve can show."""
+    values = {
+        name: float(value)
         for name, value in row.items()
         if isinstance(value, int | float) and name != "step"
     }
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _library(module: str, package: str) -> Any:
+def _open(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
+    library = _import(name)
+    if name == "tensorboard":
+        return TensorBoard(library, folder, config)
+    options: dict[str, Any] = {"project": PROJECT, "name": folder.name, "config": dict(config)}
+    if name == "trackio":
+        return HostedRun(library, options | {"embed": False})
+    id_file = folder / "wandb-id"
+    if not id_file.exists():
+        id_file.write_text(secrets.token_hex(8))
+    options |= {"project": os.environ.get("WANDB_PROJECT", PROJECT), "dir": str(folder)}
+    return HostedRun(library, options | {"id": id_file.read_text(), "resume": "allow"})
+
+
+def _import(name: str) -> Any:
     try:
-        return import_module(module)
+        return import_module(TRACKERS[name])
     except ImportError as error:
         raise ConfigError(
-            f"tracker {package!r} needs a library ({error}): pip install {package}"
+            f"tracker {name!r} needs a library ({error}): pip install {name}"
         ) from error
-
-
-def _kept(file: Path) -> str:
-    """The name that the file holds; a new one at first."""
-    if not file.exists():
-        file.write_text(secrets.token_hex(8))
-    return file.read_text()

@@ -275,7 +275,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 """Name -> objective, with the coefficients of its paper unless set."""
 
 
-def objective(name: str, options: Mapping[str, float]) -> tuple[Objective, dict[str, float]]:
+def find_objective(name: str, options: Mapping[str, float]) -> tuple[Objective, dict[str, float]]:
     """The objective of that name, and its coefficients.
 
     Raises:

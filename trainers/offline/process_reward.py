@@ -10,7 +10,6 @@ turns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,111 +19,96 @@ import torch
 from torch import Tensor
 
 from agentrl.chat.tokens import Chat
-from agentrl.engines.loading import best_device, load_critic
-from agentrl.trainers.offline.data.nouns import Steps
-from agentrl.trainers.offline.fitting import StagePlan, arguments, optimizers
-from agentrl.trainers.offline.reward import padded
-from agentrl.trainers.offline.settings import StageSettings
+from agentrl.engines.loading import load_critic
+from agentrl.trainers.models.loading import device_of
+from agentrl.trainers.models.value_model import equip_classifier, save_value_model
+from agentrl.trainers.offline.base import Stage, padding_id
+from agentrl.trainers.offline.rows import TokenRow, encode_messages, pad, pad_with_attention
 from agentrl.verifiers.models.process_reward import read_turns
 
-_ROWS = 16
-_BINS = 10
+SCORED_ROWS = 16
+"""Conversations of one forward pass of a measurement."""
+BINS = 10
+"""Bins of the calibration error."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """Tokens of a conversation, and a label at the last token of each turn that has one.
+class ProcessRewardStage(Stage):
+    """Learns the chance to pass at the end of each labelled turn."""
 
-    Attributes:
-        ends: positions in `ids`, rising.
-        labels: chances to pass, from 0 to 1; one for each end.
-    """
+    examples = "steps"
 
-    ids: tuple[int, ...]
-    ends: tuple[int, ...]
-    labels: tuple[float, ...]
+    def encode(self, chat: Chat, example: Any) -> Sequence[TokenRow]:
+        """The rows of a conversation as `ProcessRewardModel` reads them; the mask is 1 at the last
+        token of each labelled turn, and the targets are the labels.
+        """
+        labels = example.labels
+        if self.settings.process.labels == "hard":
+            labels = [None if label is None else float(label > 0) for label in labels]
+        rows = []
+        for turns in read_turns(partial(encode_messages, chat), example.messages, example.opening):
+            known = {
+                end: labels[turn]
+                for end, turn in zip(turns.ends, turns.turns, strict=True)
+                if labels[turn] is not None
+            }
+            if known:
+                mask = tuple(int(place in known) for place in range(len(turns.ids)))
+                rows.append(TokenRow(turns.ids, mask, tuple(known.values())))
+        return rows
 
-    def __post_init__(self) -> None:
-        if len(self.ends) != len(self.labels) or not self.ends:
-            raise ValueError(f"{len(self.ends)} ends but {len(self.labels)} labels")
-        if list(self.ends) != sorted(set(self.ends)) or not 0 <= self.ends[-1] < len(self.ids):
-            raise ValueError(f"ends={self.ends} are no rising positions of {len(self.ids)} tokens")
+    def build(self, chat: Chat, rows: Sequence[Any], scratch: Path) -> Any:
+        """The policy's backbone under a head that starts at zero, so every chance is ½."""
+        compute = self.settings.compute
+        self.pad_id = padding_id(chat)
+        with self.seeded():
+            model = load_critic(self.settings.model, device_of(compute), dropout=compute.dropout)
+            model.config.get_text_config().pad_token_id = self.pad_id
+            model.config.update({"process_reward": True})  # marks the saved config.json
+            self.model = equip_classifier(model, compute)
+        return self.trainer(rows, scratch)
 
+    def trainer(self, rows: Sequence[TokenRow], scratch: Path) -> Any:
+        """A Trainer whose loss is the cross-entropy of all labelled turns of an optimizer step,
+        each counting alike, however the step is split.
+        """
+        from datasets import Dataset
+        from transformers import Trainer, TrainingArguments
 
-def step_rows(chat: Chat, steps: Steps, *, hard: bool) -> list[StepRow]:
-    """The rows of a conversation as `ProcessRewardModel` reads them; turns without a label are left
-    out.
+        class Process(Trainer):
+            """The loss at the ends of turns."""
 
-    Args:
-        hard: labels are 1 where any completion passed, else 0.
-    """
+            def get_batch_samples(self, *args: Any) -> tuple[list[dict[str, Tensor]], int]:
+                parts, _ = super().get_batch_samples(*args)
+                return parts, sum(int(part["step_mask"].sum()) for part in parts)
 
-    def encode(messages: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(chat.template.encode(chat.template.render(messages, generation=False)))
+            def compute_loss(
+                self, model: Any, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+            ) -> Tensor:
+                labels_BT, mask_BT = inputs.pop("step_labels"), inputs.pop("step_mask")
+                logits_BT: Tensor = model(**inputs, use_cache=False).logits[..., 0].float()
+                return process_loss(logits_BT, labels_BT, mask_BT, kwargs.get("num_items_in_batch"))
 
-    labels = [None if one is None else float(one > 0) if hard else one for one in steps.labels]
-    rows = []
-    for row in read_turns(encode, steps.messages, len(steps.prompt)):
-        known = [
-            (end, label)
-            for end, turn in zip(row.ends, row.turns, strict=True)
-            if (label := labels[turn]) is not None
-        ]
-        if known:
-            ends, found = zip(*known, strict=True)
-            rows.append(StepRow(row.ids, ends, found))
-    return rows
+        table = [{"ids": row.ids, "mask": row.mask, "targets": row.targets} for row in rows]
+        return Process(
+            model=self.model,
+            args=TrainingArguments(**self.arguments(len(rows), scratch)),
+            train_dataset=Dataset.from_list(table),
+            data_collator=partial(step_batch, pad_id=self.pad_id),
+            compute_loss_func=process_loss,  # tells Trainer that the loss is of the whole step
+            optimizers=self.optimizers(len(rows)),
+        )
 
+    def measure(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """See `measure_steps`."""
+        return measure_steps(rows, chances_of(self.model, rows, self.pad_id))
 
-def new_process_model(settings: StageSettings, pad_id: int) -> Any:
-    """The policy's backbone under a head of one label per token that starts at zero: every chance
-    is ½.
-    """
-    wanted = settings.compute.device
-    model = load_critic(settings.model, best_device() if wanted == "auto" else wanted)
-    model.config.get_text_config().pad_token_id = pad_id
-    model.config.update({"process_reward": True})  # stands in its config.json
-    return model
+    def warnings_after(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+        """See Stage."""
+        return step_warnings(after) if after else []
 
-
-def process_trainer(
-    model: Any, pad_id: int, rows: Sequence[StepRow], settings: StageSettings, scratch: Path
-) -> tuple[Any, StagePlan]:
-    """A Trainer whose loss is the cross-entropy of all labelled turns of an optimizer step, each
-    counting alike, however the step is split.
-    """
-    from datasets import Dataset
-    from transformers import Trainer, TrainingArguments
-
-    class _Process(Trainer):
-        """The loss at the ends of turns."""
-
-        def get_batch_samples(self, *place: Any) -> tuple[list[dict[str, Tensor]], int]:
-            parts, _ = super().get_batch_samples(*place)
-            return parts, sum(int(part["step_mask"].sum()) for part in parts)
-
-        def compute_loss(
-            self, model: Any, inputs: dict[str, Tensor], *rest: Any, **more: Any
-        ) -> Tensor:
-            labels_BT, mask_BT = inputs.pop("step_labels"), inputs.pop("step_mask")
-            logits_BT: Tensor = model(**inputs, use_cache=False).logits[..., 0].float()
-            return process_loss(logits_BT, labels_BT, mask_BT, more.get("num_items_in_batch"))
-
-    plan = StagePlan.of(settings, len(rows))
-    table = Dataset.from_list(
-        [{"ids": row.ids, "ends": row.ends, "labels": row.labels} for row in rows]
-    )
-    return (
-        _Process(
-            model=model,
-            args=TrainingArguments(**arguments(settings, plan, scratch)),
-            train_dataset=table,
-            data_collator=partial(step_batch, pad_id=pad_id),
-            compute_loss_func=process_loss,  # says that the loss is of the whole step already
-            optimizers=optimizers(settings, model, plan.steps),
-        ),
-        plan,
-    )
+    def save(self, folder: Path) -> None:
+        """See Stage."""
+        save_value_model(self.model, folder)
 
 
 def process_loss(
@@ -143,32 +127,29 @@ def process_loss(
 
 
 def step_batch(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Tensor]:
-    """B rows, padded on the right, with labels (B, T) and where they stand (B, T)."""
-    batch = padded([row["ids"] for row in rows], pad_id)
-    labels_BT = torch.zeros(batch["input_ids"].shape)
-    mask_BT = torch.zeros_like(labels_BT, dtype=torch.bool)
-    for at, row in enumerate(rows):
-        labels_BT[at, row["ends"]] = torch.tensor(row["labels"])
-        mask_BT[at, row["ends"]] = True
+    """B rows, padded on the right, with labels (B, T) and where they are read (B, T)."""
+    mask_BT = pad([row["mask"] for row in rows], 0).bool()
+    labels_BT = torch.zeros(mask_BT.shape)
+    labels_BT[mask_BT] = torch.tensor([label for row in rows for label in row["targets"]])
+    batch = pad_with_attention([row["ids"] for row in rows], pad_id)
     return {**batch, "step_labels": labels_BT, "step_mask": mask_BT}
 
 
 @torch.no_grad()
-def chances_of(model: Any, rows: Sequence[StepRow], pad_id: int) -> list[float]:
-    """The model's chances at the ends of all rows, one after another."""
+def chances_of(model: Any, rows: Sequence[TokenRow], pad_id: int) -> list[float]:
+    """The model's chances at all labelled positions of the rows, in order."""
     model.eval()
-    found: list[float] = []
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS]
-        batch = {k: v.to(model.device) for k, v in padded([r.ids for r in part], pad_id).items()}
-        chances_BT = model(**batch).logits[..., 0].float().sigmoid().tolist()
-        found += [
-            chances[end] for chances, row in zip(chances_BT, part, strict=True) for end in row.ends
-        ]
-    return found
+    chances: list[float] = []
+    for start in range(0, len(rows), SCORED_ROWS):
+        part = rows[start : start + SCORED_ROWS]
+        batch = pad_with_attention([row.ids for row in part], pad_id)
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        mask_BT = pad([row.mask for row in part], 0).bool().to(model.device)
+        chances += model(**batch).logits[..., 0].float().sigmoid()[mask_BT].tolist()
+    return chances
 
 
-def judged_steps(rows: Sequence[StepRow], chances: Sequence[float]) -> dict[str, Any]:
+def measure_steps(rows: Sequence[TokenRow], chances: Sequence[float]) -> dict[str, Any]:
     """How good chances are on held-out turns.
 
     Returns:
@@ -178,7 +159,7 @@ def judged_steps(rows: Sequence[StepRow], chances: Sequence[float]) -> dict[str,
         "calibration": the expected calibration error in ten bins; "mean" of chances, "labelled"
         of labels; "turns".
     """
-    labels = [label for row in rows for label in row.labels]
+    labels = [label for row in rows for label in row.targets]
     chance_S, label_S = torch.tensor(chances).double(), torch.tensor(labels).double()
     safe_S = chance_S.clamp(1e-12, 1 - 1e-12)
     return {
@@ -205,23 +186,24 @@ def area_under(label_S: Tensor, score_S: Tensor) -> float | None:
 
 
 def _calibration(chances: Sequence[float], labels: Sequence[float]) -> float:
-    bins: list[list[tuple[float, float]]] = [[] for _ in range(_BINS)]
+    sums = [[0.0, 0.0] for _ in range(BINS)]
     for chance, label in zip(chances, labels, strict=True):
-        bins[min(_BINS - 1, int(chance * _BINS))].append((chance, label))
-    return sum(abs(sum(c for c, _ in one) - sum(y for _, y in one)) for one in bins) / len(labels)
+        at = min(BINS - 1, int(chance * BINS))
+        sums[at][0] += chance
+        sums[at][1] += label
+    return sum(abs(chance - label) for chance, label in sums) / len(labels)
 
 
-def signs_of_steps(found: Mapping[str, Any]) -> list[str]:
+def step_warnings(after: Mapping[str, Any]) -> list[str]:
     """What is wrong with a process reward model, as held-out turns show."""
-    if not found:
-        return []
-    if found["auc"] is None:
+    if after["auc"] is None:
         return [
-            "all held-out turns have one label, so nothing says whether the model tells them apart"
+            "all held-out turns have one label, so nothing shows whether the model tells turns"
+            " apart"
         ]
-    said = []
-    if found["auc"] <= 0.6:
-        said.append(f"held-out AUC {found['auc']:.2f} is hardly better than chance")
-    if found["calibration"] > 0.15:
-        said.append(f"its chances are off: calibration error {found['calibration']:.2f}")
-    return said
+    warnings = []
+    if after["auc"] <= 0.6:
+        warnings.append(f"held-out AUC {after['auc']:.2f} is hardly better than chance")
+    if after["calibration"] > 0.15:
+        warnings.append(f"its chances are off: calibration error {after['calibration']:.2f}")
+    return warnings

@@ -1,11 +1,13 @@
-"""Reward models: Bradley-Terry on one head or on an ensemble of heads, and how good they are."""
+"""Reward models: Bradley-Terry on one head or on an ensemble of heads, and how good they are.
+
+Letters: B pairs, K heads.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,133 +17,150 @@ import torch
 from torch import Tensor
 
 from agentrl.chat.tokens import Chat
-from agentrl.engines.loading import best_device, find_model
-from agentrl.trainers.offline.data.nouns import Pair
-from agentrl.trainers.offline.fitting import StagePlan, arguments, optimizers
+from agentrl.engines.loading import find_model, set_dropout
+from agentrl.engines.processor import avoid_broken_amx
+from agentrl.trainers.models.loading import device_of
+from agentrl.trainers.models.value_model import equip_classifier, save_value_model
+from agentrl.trainers.offline.base import Stage, padding_id
 from agentrl.trainers.offline.objectives import bradley_terry
-from agentrl.trainers.offline.settings import StageSettings
+from agentrl.trainers.offline.rows import PairRow, TokenRow, encode_messages, pad_with_attention
+
+SCORED_ROWS = 16
+"""Conversations of one forward pass of a measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class RewardRow:
-    """Two whole conversations as the reward model will read them when it judges."""
+class RewardStage(Stage):
+    """Learns which of two conversations is better."""
 
-    chosen: tuple[int, ...]
-    rejected: tuple[int, ...]
-    margin: float
-    subset: str
+    examples = "pairs"
 
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The longer of the two."""
-        return max(self.chosen, self.rejected, key=len)
+    def encode(self, chat: Chat, example: Any) -> Sequence[PairRow]:
+        """Both conversations of a pair, rendered as `RewardModel.encode` renders them; a reward is
+        read at the last token.
+        """
+        sides = []
+        for response in (example.chosen, example.rejected):
+            ids = encode_messages(chat, example.prompt + response.messages)
+            sides.append(TokenRow(ids, (0,) * (len(ids) - 1) + (1,)))
+        return [PairRow(sides[0], sides[1], example.margin, example.subset)]
 
+    def build(self, chat: Chat, rows: Sequence[Any], scratch: Path) -> Any:
+        """TRL's reward trainer; each head of an ensemble sees its own draw of the pairs."""
+        from datasets import Dataset
+        from transformers import TrainingArguments
+        from trl import RewardConfig, RewardTrainer
 
-def reward_row(chat: Chat, pair: Pair) -> RewardRow:
-    """Both conversations of a pair, rendered as `RewardModel.encode` renders them."""
-
-    def encode(messages: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(chat.template.encode(chat.template.render(messages, generation=False)))
-
-    chosen, rejected = (encode(pair.prompt + one.messages) for one in (pair.chosen, pair.rejected))
-    return RewardRow(chosen, rejected, pair.margin or 0.0, pair.subset)
-
-
-def new_reward_model(settings: StageSettings, pad_id: int) -> Any:
-    """The policy's backbone under new scalar heads, drawn from the seed."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-    from transformers.utils import logging
-
-    folder = find_model(settings.model)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    config.num_labels = settings.reward.heads
-    config.reward_heads = settings.reward.heads
-    config.get_text_config().pad_token_id = pad_id
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # new heads are reported as missing
-    logging.disable_progress_bar()
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(settings.seed % 2**63)
-            model = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, dtype=torch.float32, local_files_only=True
-            )
-    finally:
-        logging.set_verbosity(before)
-    wanted = settings.compute.device
-    return model.to(best_device() if wanted == "auto" else wanted)
-
-
-def reward_trainer(
-    model: Any, tokenizer: Any, rows: Sequence[RewardRow], settings: StageSettings, scratch: Path
-) -> tuple[Any, StagePlan]:
-    """TRL's reward trainer on our rows; each head of an ensemble sees its own draw of the pairs."""
-    from datasets import Dataset
-    from transformers import TrainingArguments
-    from trl import RewardConfig, RewardTrainer
-
-    plan = StagePlan.of(settings, len(rows))
-    heads = settings.reward.heads
-    drawn = _draws(len(rows), heads, settings.seed)
-    table = Dataset.from_list(
-        [
+        self.pad_id = padding_id(chat)
+        self.model = self.new_model(self.pad_id)
+        reward = self.settings.reward
+        table = [
             {
-                "chosen_ids": row.chosen,
-                "rejected_ids": row.rejected,
-                "margin": row.margin if settings.reward.margin else 0.0,
-                "weights": weights,
+                "chosen_ids": row.chosen.ids,
+                "rejected_ids": row.rejected.ids,
+                "margin": (row.margin or 0.0) if reward.margin else 0.0,
+                "weights": weights_K,
             }
-            for row, weights in zip(rows, drawn, strict=True)
+            for row, weights_K in zip(
+                rows, draw_pairs(len(rows), reward.heads, self.settings.seed), strict=True
+            )
         ]
-    )
-    given = {
-        "model": model,
-        "train_dataset": table,
-        "data_collator": partial(reward_batch, pad_id=tokenizer.pad_token_id, heads=heads),
-        "optimizers": optimizers(settings, model, plan.steps),
-    }
-    common, center = arguments(settings, plan, scratch), settings.reward.center
-    if heads > 1:
-        return _ensemble_trainer(center)(args=TrainingArguments(**common), **given), plan
-    config = RewardConfig(**common, max_length=None, center_rewards_coefficient=center or None)
-    return RewardTrainer(args=config, processing_class=tokenizer, **given), plan
+        common: dict[str, Any] = {
+            "model": self.model,
+            "train_dataset": Dataset.from_list(table),
+            "data_collator": partial(reward_batch, pad_id=self.pad_id, heads=reward.heads),
+            "optimizers": self.optimizers(len(rows)),
+        }
+        arguments = self.arguments(len(rows), scratch)
+        if reward.heads > 1:
+            trainer = ensemble_trainer(reward.center)
+            return trainer(args=TrainingArguments(**arguments), **common)
+        config = RewardConfig(
+            **arguments,
+            max_length=None,
+            center_rewards_coefficient=reward.center or None,
+            disable_dropout=False,  # `set_dropout` has decided
+        )
+        return RewardTrainer(args=config, processing_class=chat.tokenizer, **common)
+
+    def new_model(self, pad_id: int) -> Any:
+        """The policy's backbone under new scalar heads, drawn from the seed."""
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+        from transformers.utils import logging
+
+        avoid_broken_amx()
+        settings, folder = self.settings, find_model(self.settings.model)
+        # Left open, transformers would ask on stdin whether to run code of the folder.
+        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(folder, **local)
+        config.num_labels = settings.reward.heads
+        config.reward_heads = settings.reward.heads
+        config.get_text_config().pad_token_id = pad_id
+        set_dropout(config, settings.compute.dropout)
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # new heads would be reported as missing
+        logging.disable_progress_bar()
+        try:
+            with self.seeded():
+                model = AutoModelForSequenceClassification.from_pretrained(
+                    folder, config=config, dtype=torch.float32, **local
+                )
+                set_dropout(model, settings.compute.dropout)
+                return equip_classifier(model.to(device_of(settings.compute)), settings.compute)
+        finally:
+            logging.set_verbosity(verbosity)
+
+    def measure(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """See `measure_rewards`."""
+        chosen, rejected = (
+            rewards_of(self.model, [side.ids for side in sides], self.pad_id)
+            for sides in ([row.chosen for row in rows], [row.rejected for row in rows])
+        )
+        return measure_rewards(rows, chosen, rejected)
+
+    def warnings_after(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+        """See Stage."""
+        return reward_warnings(after) if after else []
+
+    def save(self, folder: Path) -> None:
+        """See Stage."""
+        save_value_model(self.model, folder)
 
 
-def _draws(rows: int, heads: int, seed: int) -> list[list[float]]:
+def draw_pairs(rows: int, heads: int, seed: int) -> list[list[float]]:
     """How often each head draws each row, with replacement; one head takes each once."""
     if heads == 1:
         return [[1.0]] * rows
     generator = torch.Generator().manual_seed(seed % 2**63)
-    found = torch.zeros(heads, rows)
-    for head in range(heads):
-        drawn = torch.randint(rows, (rows,), generator=generator)
-        found[head] = torch.bincount(drawn, minlength=rows).float()
-    return found.T.tolist()
+    counts = [
+        torch.bincount(torch.randint(rows, (rows,), generator=generator), minlength=rows)
+        for _ in range(heads)
+    ]
+    return torch.stack(counts, 1).float().tolist()
 
 
-def _ensemble_trainer(center: float) -> Any:
-    """A Trainer of several heads, which TRL's refuses."""
+def ensemble_trainer(center: float) -> Any:
+    """A Trainer class for several heads, which TRL's refuses."""
     from transformers import Trainer
 
-    class _Ensemble(Trainer):
+    class Ensemble(Trainer):
         """The loss of every head, weighted by how often the head drew the pair."""
 
         def compute_loss(
-            self, model: Any, inputs: dict[str, Tensor], *rest: Any, **more: Any
+            self, model: Any, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
         ) -> Tensor:
             weights_BK, margin_B1 = inputs.pop("weights"), inputs.pop("margin")
             logits_BK: Tensor = model(**inputs, use_cache=False).logits
             chosen_BK, rejected_BK = logits_BK.float().chunk(2)
-            lost_BK = bradley_terry(chosen_BK, rejected_BK, margin_B1, center)
-            return (weights_BK * lost_BK).mean()
+            losses_BK = bradley_terry(chosen_BK, rejected_BK, margin_B1, center)
+            return (weights_BK * losses_BK).mean()
 
-    return _Ensemble
+    return Ensemble
 
 
 def reward_batch(rows: Sequence[Mapping[str, Any]], pad_id: int, heads: int) -> dict[str, Tensor]:
     """B pairs as 2B right-padded rows, the chosen ones first, with margins."""
-    all_ids = [row[f"{side}_ids"] for side in ("chosen", "rejected") for row in rows]
-    batch = padded(all_ids, pad_id)
+    ids = [row[f"{side}_ids"] for side in ("chosen", "rejected") for row in rows]
+    batch = pad_with_attention(ids, pad_id)
     margin_B = torch.tensor([row["margin"] for row in rows])
     if heads == 1:
         return {**batch, "margin": margin_B}
@@ -149,28 +168,21 @@ def reward_batch(rows: Sequence[Mapping[str, Any]], pad_id: int, heads: int) -> 
     return {**batch, "margin": margin_B[:, None], "weights": weights_BK}
 
 
-def padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
-    """Right-padded ids and their attention mask."""
-    width = max(map(len, rows))
-    return {
-        "input_ids": torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows]),
-        "attention_mask": torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in rows]),
-    }
-
-
 @torch.no_grad()
-def rewards_of(model: Any, rows: Sequence[Sequence[int]], pad_id: int) -> list[float]:
+def rewards_of(model: Any, ids: Sequence[Sequence[int]], pad_id: int) -> list[float]:
     """The mean reward over heads of whole conversations."""
     model.eval()
-    found: list[float] = []
-    for start in range(0, len(rows), 16):
-        batch = padded(rows[start : start + 16], pad_id)
+    rewards: list[float] = []
+    for start in range(0, len(ids), SCORED_ROWS):
+        batch = pad_with_attention(ids[start : start + SCORED_ROWS], pad_id)
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        found += model(**batch).logits.float().mean(-1).tolist()
-    return found
+        rewards += model(**batch).logits.float().mean(-1).tolist()
+    return rewards
 
 
-def judged(rows: Sequence[RewardRow], chosen: Sequence[float], rejected: Sequence[float]) -> Any:
+def measure_rewards(
+    rows: Sequence[PairRow], chosen: Sequence[float], rejected: Sequence[float]
+) -> dict[str, Any]:
     """How good rewards are on held-out pairs.
 
     Returns:
@@ -187,8 +199,9 @@ def judged(rows: Sequence[RewardRow], chosen: Sequence[float], rejected: Sequenc
     longer: list[bool] = []
     shorter: list[bool] = []
     for row, is_right in zip(rows, right, strict=True):
-        if len(row.chosen) != len(row.rejected):
-            (longer if len(row.chosen) > len(row.rejected) else shorter).append(is_right)
+        difference = row.chosen.longest - row.rejected.longest
+        if difference:
+            (longer if difference > 0 else shorter).append(is_right)
     by_length = [fmean(part) for part in (longer, shorter) if part]
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
     return {
@@ -225,19 +238,19 @@ def calibration_error(chances: Iterable[float], bins: int = 10) -> float:
     )
 
 
-def signs(found: Mapping[str, Any]) -> list[str]:
+def reward_warnings(after: Mapping[str, Any]) -> list[str]:
     """What is wrong with a reward model, as held-out pairs show."""
-    if not found:
-        return []
-    said, length = [], found["length"]
-    if found["accuracy"] <= 0.5:
-        said.append(f"held-out accuracy {found['accuracy']:.2f} is no better than chance")
+    warnings, length = [], after["length"]
+    if after["accuracy"] <= 0.5:
+        warnings.append(f"held-out accuracy {after['accuracy']:.2f} is no better than chance")
     longer, shorter = length["chosen_longer"], length["chosen_shorter"]
     if longer is not None and shorter is not None and abs(longer - shorter) > 0.2:
-        said.append(
+        warnings.append(
             f"accuracy follows length: {longer:.2f} where the chosen response is the longer one,"
             f" {shorter:.2f} where it is the shorter one"
         )
-    if found["calibration"] > 0.15:
-        said.append(f"its margins are no chances: calibration error {found['calibration']:.2f}")
-    return said
+    if after["calibration"] > 0.15:
+        warnings.append(
+            f"its margins are not probabilities: calibration error {after['calibration']:.2f}"
+        )
+    return warnings

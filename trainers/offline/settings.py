@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from agentrl.chat.settings import ChatSettings
-from agentrl.trainers.config import STRICT, Compute, OptimizerSettings, Schedule
+from agentrl.settings import STRICT
+from agentrl.trainers.config import Compute, OptimizerSettings, Schedule
 
 StageKind = Literal["sft", "reward", "process_reward", "preference"]
 

@@ -16,8 +16,13 @@ from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.types import EndReason, Message, Score, Task
 from agentrl.verifiers.base import Submission, Verifier
-from agentrl.verifiers.code.hidden import FORMS, Tests, python_tree, read_hidden
-from agentrl.verifiers.code.mutants import mutants
+from agentrl.verifiers.code.hidden import (
+    FORMS,
+    Tests,
+    python_tree,
+    read_hidden,
+    tests_without_assertion,
+)
 from agentrl.verifiers.code.stubs import possible, screened, stub_of
 
 Kind = Literal["hidden", "oracle", "artifacts", "vacuous"]
@@ -176,20 +181,12 @@ def _check_code(task: Task) -> Refusal | None:
             " does not define"
         )
         return Refusal(task.id, "oracle", why)
-    if isinstance(hidden, Tests) and (idle := _never_asserts(hidden)):
+    if isinstance(hidden, Tests) and (silent := tests_without_assertion(hidden.tests)):
         return Refusal(
             task.id,
             "vacuous",
-            f"field hidden.tests: {idle} asserts nothing; let it compare, or take it out",
+            f"field hidden.tests: {silent[0]} asserts nothing; let it compare, or take it out",
         )
-    return None
-
-
-def _never_asserts(hidden: Tests) -> str | None:
-    for name, text in hidden.tests.items():
-        for test, (_, wrong) in mutants(text, "").items():
-            if not wrong:
-                return f"{name}::{test}"
     return None
 
 

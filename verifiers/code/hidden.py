@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeGuard
 
 from agentrl.errors import TaskError
 from agentrl.types import Json, Task, literal
@@ -123,7 +123,6 @@ class Tests:
         isolation: "required" where a task must not be judged without it.
         widened: families of `FAMILIES` in which a candidate's objects may differ from the
             reference's.
-        apart: whether they run in the judge, and not in the candidate's process.
         uses: what the reference was asked for, by line; None to note it.
     """
 
@@ -133,7 +132,6 @@ class Tests:
     modules: tuple[str, ...] = ()
     isolation: str = ""
     widened: frozenset[str] = frozenset()
-    apart: bool = True
     uses: tuple[str, ...] | None = None
 
     @property
@@ -364,17 +362,69 @@ def _parameters(call: ast.Call) -> set[str]:
 
 def test_names(module: ast.Module) -> list[str]:
     """Functions `test_*` of a module and of its classes, in order, methods as `Class::test_x`."""
-    names: list[str] = []
+    return [name for name, _ in _test_nodes(module)]
+
+
+def _test_nodes(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     for node in module.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
-            "test_"
-        ):
-            names.append(node.name)
-        elif isinstance(node, ast.ClassDef):
-            names += [
-                f"{node.name}::{item.name}"
-                for item in node.body
-                if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
-                and item.name.startswith("test_")
-            ]
-    return names
+        if isinstance(node, ast.ClassDef):
+            methods = (item for item in node.body if _is_test(item))
+            yield from ((f"{node.name}::{item.name}", item) for item in methods)
+        elif _is_test(node):
+            yield node.name, node
+
+
+def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return node.name.startswith("test_")
+
+
+def identity_sites(files: Mapping[str, str]) -> list[str]:
+    """Lines, as `file:line`, that ask which object something is; only its process knows that."""
+    sites = []
+    for name, text in files.items():
+        for node in ast.walk(python_tree(text)):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                asked = any(isinstance(kind, ast.Is | ast.IsNot) for kind in node.ops)
+            elif isinstance(node, ast.Call):
+                sides = node.args[:2]
+                asked = _called_name(node) in ("assertIs", "assertIsNot")
+            else:
+                continue
+            if asked and not any(isinstance(side, ast.Constant) for side in sides):
+                sites.append(f"{name}:{node.lineno}")
+    return sites
+
+
+def tests_without_assertion(files: Mapping[str, str]) -> list[str]:
+    """Ids of tests that can fail only by an exception: they assert nothing, nor call a helper."""
+    silent = []
+    for name, text in files.items():
+        module = python_tree(text)
+        helpers = {
+            node.name
+            for node in ast.walk(module)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _asserts(node, set())
+        }
+        for test, node in _test_nodes(module):
+            if not _asserts(node, helpers):
+                silent.append(f"{name}::{test}")
+    return silent
+
+
+def _asserts(function: ast.AST, helpers: set[str]) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert | ast.Raise):
+            return True
+        if isinstance(node, ast.Call):
+            called = _called_name(node)
+            if called in helpers or called in ("raises", "fail") or called.startswith("assert"):
+                return True
+    return False
+
+
+def _called_name(call: ast.Call) -> str:
+    function = call.func
+    return getattr(function, "attr", getattr(function, "id", ""))

@@ -8,46 +8,51 @@ against, and what is left.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import marshal
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
-from agentrl.errors import VerifierError
+from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes.base import Isolation
 from agentrl.types import Score, Task
 from agentrl.verifiers.base import Submission
-from agentrl.verifiers.code.controls import Kept, Plan
-from agentrl.verifiers.code.hidden import Cases, Check, Draws, Hidden, Tests, read_hidden
+from agentrl.verifiers.code.hidden import (
+    Cases,
+    Check,
+    Draws,
+    Hidden,
+    Tests,
+    identity_sites,
+    read_hidden,
+)
 from agentrl.verifiers.code.runner.codec import CodecError, decode, encode
 
 PYTHON = "/usr/bin/python3"
 NONCE_BYTES = 16
 GRACE_S = 10.0
-_TESTS = ("minitest", "pytest_run")
+_CALLS = ("codec", "handles", "peer", "child", "candidate", "judge")
+_TESTS = ("minitest", "crossing", "child", "candidate", "proxy", "pytest_run", "judge")
 _PARTS = {
-    "cases": ("codec", "child", "candidate", "judge"),
-    "generate": ("codec", "lazy", "child", "candidate", "judge"),
-    "check": ("codec", "lazy", "child", "candidate", "judge"),
-    "shared": ("codec", *_TESTS, "child", "candidate", "judge"),
-    "tests": (
-        *("codec", "lazy", *_TESTS, "carry", "handles", "peer", "remote"),
-        *("child", "candidate", "proxy", "judge"),
-    ),
+    "cases": _CALLS,
+    "generate": ("lazy", *_CALLS),
+    "check": ("lazy", *_CALLS),
+    "tests": ("lazy", "codec", "handles", "peer", *_TESTS),
 }
 _FACTS = {
     "time_limit": "a time limit was met",
     "ended": "the candidate's process ended",
     "unreadable": "an answer of the candidate could not be read",
     "memory": "an answer of the candidate was too large",
-    "unexpected_test": "tests were reported that do not exist",
     "silenced": "the candidate ended the judge, which judges the reference without trouble",
-    "control": "a test was reported as passed while what it expected was false",
 }
 
 
@@ -103,6 +108,54 @@ class Budget:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenTests:
+    """A verifier of code: 1.0 if every hidden case or test passes, else 0.0.
+
+    Attributes:
+        call_s: seconds that one call of the candidate (or loading its file) may take; beyond them
+            the score is 0. Waiting for a busy processor does not count, sleeping does.
+        wall_s: seconds for a whole grading; beyond them the score is 0. Waiting for a sandbox does
+            not count.
+        partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that
+            share.
+        fresh: what gets a sandbox and a process of its own: each grading, or each of its `cases`,
+            so that a candidate can carry nothing from one call to the next. The latter costs a
+            grading for every case.
+        python: interpreter inside the grader sandbox.
+
+    Calling it raises VerifierError if the judge itself is broken, TaskError if the hidden part of
+    the task cannot be judged, and SandboxLost if the grader sandbox died: never a score for these.
+    """
+
+    call_s: float = 10.0
+    wall_s: float = 120.0
+    partial: bool = False
+    fresh: Literal["grading", "case"] = "grading"
+    python: str = PYTHON
+
+    def __post_init__(self) -> None:
+        Budget(self.call_s, self.wall_s, self.python)
+
+    async def __call__(self, submission: Submission, /) -> Score:
+        """Judge the artifacts of an episode."""
+        budget = Budget(self.call_s, self.wall_s, self.python)
+        hidden = read_hidden(submission.task)
+        missing = [path for path in submission.task.artifacts if path not in submission.artifacts]
+        if missing:
+            return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
+        if isinstance(hidden, Tests):
+            calibrated = await _CALIBRATIONS.calibrate(submission, hidden, budget)
+            evidence = await _find_evidence(submission, calibrated, budget)
+            widened = ", ".join(sorted(hidden.widened))
+            evidence = replace(evidence, open_to=widened and f"the task allows {widened}")
+        elif isinstance(hidden, Cases) and self.fresh == "case":
+            evidence = await _one_by_one(submission, hidden, budget)
+        else:
+            evidence = await _find_evidence(submission, hidden, budget)
+        return score(evidence, self.partial)
+
+
 def hidden_tests(
     *,
     call_s: float = 10.0,
@@ -110,62 +163,96 @@ def hidden_tests(
     partial: bool = False,
     fresh: Literal["grading", "case"] = "grading",
     python: str = PYTHON,
-) -> Callable[[Submission], Awaitable[Score]]:
-    """A verifier for code: 1.0 if every hidden case or test passes, else 0.0.
+) -> HiddenTests:
+    """A verifier of code by hidden cases, checks or test files; see `HiddenTests`."""
+    return HiddenTests(call_s, wall_s, partial, fresh, python)
 
-    Args:
-        call_s: seconds that one call of the candidate (or loading its file) may take; beyond them
-            the score is 0. Waiting for a processor that others use does not count, sleeping does.
-        wall_s: seconds for all of a grading; beyond them the score is 0. Waiting for a sandbox does
-            not count.
-        fresh: what gets a sandbox and a process of its own: each grading, or each of its `cases`,
-            so that a candidate can carry nothing from one call to the next. That costs a grading
-            for every case.
-        partial: give the share of passed cases instead of 0.0. `parts["passed"]` always holds that
-            share.
-        python: interpreter inside the grader sandbox.
 
-    The verifier raises VerifierError if the judge itself is broken, TaskError if the task's hidden
-    part is none, and SandboxLost if the grader sandbox died: never a number for these.
+class _Calibrations:
+    """Tests with what their references were asked for, of the tasks that were judged last."""
+
+    def __init__(self, size: int = 1024) -> None:
+        self._size = size
+        self._known: OrderedDict[tuple[str, Budget], Tests] = OrderedDict()
+        self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
+
+    async def calibrate(self, submission: Submission, hidden: Tests, budget: Budget) -> Tests:
+        """See `_calibrate`; whoever asks for a calibration that is under way waits for it."""
+        key = submission.task.fingerprint(), budget
+        # A lock belongs to one event loop.
+        lock = self._locks.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
+        async with lock:
+            if key not in self._known:
+                self._known[key] = await _calibrate(submission, hidden, budget)
+            self._known.move_to_end(key)
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
+            return self._known[key]
+
+
+_CALIBRATIONS = _Calibrations()
+
+
+async def _calibrate(submission: Submission, hidden: Tests, budget: Budget) -> Tests:
+    """The tests with what the reference was asked for on each line.
+
+    Raises:
+        TaskError: there is no reference, it fails a test, or two processes cannot decide a test.
     """
-    budget = Budget(call_s, wall_s, python)
-    kept = Kept()
-
-    async def verify(submission: Submission) -> Score:
-        hidden = read_hidden(submission.task)
-        missing = [path for path in submission.task.artifacts if path not in submission.artifacts]
-        if missing:
-            return Score(0.0, {"passed": 0.0}, f"the artifact {missing[0]} is missing")
-        if isinstance(hidden, Tests):
-            evidence = await _planned(
-                submission, await _plan(submission, hidden, budget, kept), budget
-            )
-        elif isinstance(hidden, Cases) and fresh == "case":
-            evidence = await _one_by_one(submission, hidden, budget)
-        else:
-            evidence = await _find_evidence(submission, hidden, budget)
-        return score(evidence, partial)
-
-    return verify
-
-
-async def _plan(submission: Submission, hidden: Tests, budget: Budget, kept: Kept) -> Plan:
     task = submission.task
+    given = task.oracle.get("files", {})
+    if lacking := [path for path in task.artifacts if path not in given]:
+        raise TaskError(
+            f"task {task.id!r}: field oracle.files lacks {lacking[0]}, and hidden.tests are judged"
+            " by what the reference makes of them; add the reference, or use hidden.cases"
+        )
     reference = replace(submission, artifacts=_reference(task))
+    noted = await _find_evidence(reference, replace(hidden, uses=None), budget)
+    if problem := _undecidable(hidden, noted):
+        raise TaskError(f"task {task.id!r}: {problem}")
+    calibrated = replace(hidden, uses=noted.notes)
+    again = await _find_evidence(reference, calibrated, budget)
+    if again.outcomes != noted.outcomes:
+        raise TaskError(
+            f"task {task.id!r}: field hidden.tests: they use other parts of the reference's objects"
+            " each time; make them deterministic"
+        )
+    if hidden.widened and hidden.isolation == "required":
+        raise TaskError(
+            f"task {task.id!r}: field hidden.isolation is 'required', but the task allows"
+            f" {', '.join(sorted(hidden.widened))}; remove one of the two"
+        )
+    return calibrated
 
-    async def judge(tests: Tests) -> Evidence:
-        return await _find_evidence(reference, tests, budget)
 
-    return await kept.plan(task, hidden, judge)
-
-
-async def _planned(submission: Submission, plan: Plan, budget: Budget) -> Evidence:
-    """The evidence of tests, by themselves or with the wrong copies that they need."""
-    if plan.copies is None:
-        evidence = await _find_evidence(submission, plan.tests, budget)
-    else:
-        evidence = await _controlled(submission, plan, replace(budget, isolation="fresh"))
-    return replace(evidence, open_to=plan.why)
+def _undecidable(hidden: Tests, noted: Evidence) -> str:
+    """Why the tests cannot be judged in two processes; empty if they can."""
+    failed = [test for test, seen in zip(hidden.ids, noted.outcomes, strict=True) if seen != "p"]
+    if failed or noted.fact:
+        for note in noted.notes:
+            kind, _, rest = note.partition(":")
+            if kind == "refused":
+                site, _, name = rest.rpartition(":")
+                return (
+                    f"field hidden.tests: {site} hands over an object of type {name}, which must"
+                    " not cross to the candidate; hand over plain values, or functions and objects"
+                    " that the test file defines"
+                )
+            if kind == "unserved":
+                return f"field hidden.tests: {rest}; call the candidate instead"
+        return (
+            f"field oracle fails the hidden test {failed[0] if failed else hidden.ids[0]}; mend one"
+            " of them (tests run in another process than the reference)"
+        )
+    sites = [note.split(":", 2)[1:] for note in noted.notes if note.startswith("decided:")]
+    sites += [["comparison", site] for site in identity_sites(hidden.tests)]
+    for family, site in sites:
+        if family not in hidden.widened:
+            return (
+                f"field hidden.tests: {site} lets objects of the candidate decide ({family});"
+                f' compare plain values, or add "allow": ["{family}"] beside "tests"'
+            )
+    return ""
 
 
 async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> Evidence:
@@ -187,32 +274,6 @@ async def _one_by_one(submission: Submission, hidden: Cases, budget: Budget) -> 
     return Evidence(outcomes, calls=calls)
 
 
-async def _controlled(submission: Submission, plan: Plan, budget: Budget) -> Evidence:
-    """True and wrong copies taken together: p is a test that was right about every copy.
-
-    It ends where no test can count any more: a candidate that ends a process or meets a limit gets
-    nothing.
-    """
-    count, calls, forged, left = plan.tests.count, 0, False, budget
-    outcomes = ["p"] * count
-    assert plan.copies is not None
-    for tests, wanted in plan.copies.rounds(random.SystemRandom()):
-        evidence = await _find_evidence(submission, replace(plan.tests, tests=tests), left)
-        calls, rest = calls + evidence.calls, left.without(evidence.wall_s)
-        if evidence.fact or evidence.survived or rest is None:
-            fact = evidence.fact or ("" if rest else "time_limit")
-            return replace(evidence, outcomes="-" * count, calls=calls, fact=fact)
-        left, pairs = rest, list(zip(evidence.outcomes, wanted, strict=True))
-        forged = forged or ("p", "f") in pairs
-        outcomes = [
-            known if seen == want else "f"
-            for known, (seen, want) in zip(outcomes, pairs, strict=True)
-        ]
-        if "p" not in outcomes:
-            break
-    return Evidence("".join(outcomes), fact="control" if forged else "", calls=calls)
-
-
 def score(evidence: Evidence, partial: bool = False) -> Score:
     """The verdict: passed is what is positively known to have passed, and nothing else."""
     count, passed = len(evidence.outcomes), evidence.outcomes.count("p")
@@ -225,6 +286,11 @@ def score(evidence: Evidence, partial: bool = False) -> Score:
         why += f": the check ended in {evidence.fact.removeprefix('check:')}"
     elif evidence.fact:
         why += f": {_FACTS.get(evidence.fact, 'judging ended early')}"
+    elif passed == count and evidence.calls == 0:
+        why = (
+            "no test called the artifact's code: hidden_tests judges Python modules; use a verifier"
+            " of your own or sqlite_state/file_state"
+        )
     elif evidence.survived:
         why += ": processes of the candidate could not be ended"
     value = 1.0 if whole else share if partial and passed < count and not evidence.survived else 0.0
@@ -335,7 +401,7 @@ def _request(hidden: Hidden, budget: Budget, seed: int) -> dict[str, Any]:
                 "check": hidden.check,
             }
         case Tests():
-            request |= {"form": "tests" if hidden.apart else "shared", "ids": list(hidden.ids)}
+            request |= {"form": "tests", "ids": list(hidden.ids)}
             request |= {"tests": dict(hidden.tests), "by_pytest": hidden.by_pytest}
             request |= {"modules": list(hidden.modules), "widened": sorted(hidden.widened)}
             request |= {"uses": None if hidden.uses is None else list(hidden.uses)}

@@ -94,7 +94,7 @@ def read_constitution(path: str | Path) -> Constitution:
     return Constitution(model, principles, temperature, options)
 
 
-def served(constitution: Constitution, at_once: int = 0) -> ServedPolicy:
+def open_judge_policy(constitution: Constitution, at_once: int = 0) -> ServedPolicy:
     """The policy of a constitution's model.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.types import Score
 from agentrl.verifiers.base import Submission, Verifier
-from agentrl.verifiers.models.constitution import Constitution, read_constitution, served
+from agentrl.verifiers.models.constitution import Constitution, open_judge_policy, read_constitution
 from agentrl.verifiers.models.heads import ByHeads, clipped, sigmoid
 from agentrl.verifiers.models.judge import Criterion, asks, rubric
 from agentrl.verifiers.models.reward_model import RewardModel
@@ -58,7 +58,7 @@ def _shared(name: str, clip: float, mark: str) -> Verifier:
     if rule := rule_of(name):
         return _by_rule(load_rule(*rule))
     if found := constitution_of(name):
-        return rubric(asks(served(found)), found.principles)
+        return rubric(asks(open_judge_policy(found)), found.principles)
     return reward_model(name, bound=clipped(-clip, clip) if clip else sigmoid)
 
 

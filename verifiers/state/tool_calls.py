@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.errors import TaskError
 from agentrl.types import Json, Score, Task, ToolCall
 from agentrl.verifiers.base import Submission
-from agentrl.verifiers.state.matching import count_pairs
+from agentrl.verifiers.state.rows import count_pairs
 
 NormalText = Callable[[str], str]
 _IGNORED = re.compile(r"[ ,./\-_*^]")

@@ -22,7 +22,7 @@ from agentrl.evaluation.audit.scores import (
     oracle_passes,
     visible_is_not_enough,
 )
-from agentrl.evaluation.audit.stage import AuditResult, Stage, Verdict
+from agentrl.evaluation.audit.stage import AuditResult, AuditStage, Verdict
 from agentrl.evaluation.audit.twins import tasks_differ
 from agentrl.evaluation.audit.world import (
     hidden_is_absent,
@@ -52,7 +52,7 @@ class Promise(NamedTuple):
     name: str
     words: str
     hint: str
-    check: Callable[[Stage], Awaitable[AuditResult]]
+    check: Callable[[AuditStage], Awaitable[AuditResult]]
 
 
 PROMISES = (
@@ -194,7 +194,7 @@ def audit(plan: AuditPlan, progress: Callable[[str], None] = lambda name: None) 
     splits = {split: _take(env, split, plan) for split in dict.fromkeys((*SPLITS, plan.split))}
     pool = pool_for(env, plan.sandbox)
     tasks = splits[plan.split][: plan.tasks]
-    stage = Stage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
+    stage = AuditStage(plan.make, pool, splits, tasks, plan.attacks, policy, plan.seed)
     started = time.monotonic()
     with ExitStack() as parts:
         player = policy or noop()
@@ -224,7 +224,7 @@ def _take(env: ToolEnv, split: str, plan: AuditPlan) -> list[Task]:
     return tasks
 
 
-async def _rows(stage: Stage, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+async def _rows(stage: AuditStage, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     rows = []
     for promise in PROMISES:
         progress(promise.name)
@@ -235,7 +235,7 @@ async def _rows(stage: Stage, progress: Callable[[str], None]) -> list[dict[str,
     return rows
 
 
-async def _guarded(promise: Promise, stage: Stage) -> AuditResult:
+async def _guarded(promise: Promise, stage: AuditStage) -> AuditResult:
     """Whatever an environment raises breaks the promise that was being tried."""
     try:
         return await promise.check(stage)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds, not_applicable
-from agentrl.evaluation.passk import task_counts
+from agentrl.evaluation.audit.stage import AuditResult, AuditStage, broken, holds, not_applicable
+from agentrl.evaluation.summary import task_counts
 
 SAMPLES = 8
 """Episodes per task from which the pass rate is estimated."""
@@ -16,7 +16,7 @@ sometimes solved.
 """
 
 
-async def oracle_fits_limits(stage: Stage) -> AuditResult:
+async def oracle_fits_limits(stage: AuditStage) -> AuditResult:
     """No episode of the oracle is cut short by a limit; what it takes is the evidence."""
     episodes = await stage.oracle()
     seconds = [episode.counts.wall_s for episode in episodes]
@@ -35,7 +35,7 @@ async def oracle_fits_limits(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def something_to_learn(stage: Stage) -> AuditResult:
+async def something_to_learn(stage: AuditStage) -> AuditResult:
     """The given policy solves some task sometimes: only there does a group of episodes carry a
     signal.
     """

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.evaluation.audit.probes import Attack, Probe
 from agentrl.evaluation.audit.stage import (
     AuditResult,
-    Stage,
+    AuditStage,
     broken,
     earns,
     holds,
@@ -30,7 +30,7 @@ GRADINGS = 5
 """How often one submission is graded."""
 
 
-async def oracle_passes(stage: Stage) -> AuditResult:
+async def oracle_passes(stage: AuditStage) -> AuditResult:
     """Every episode of the oracle reaches the threshold; says how many were judged in isolation."""
     episodes = await stage.oracle()
     wrong = [episode for episode in episodes if not episode.passed]
@@ -48,7 +48,7 @@ async def oracle_passes(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def noop_fails(stage: Stage) -> AuditResult:
+async def noop_fails(stage: AuditStage) -> AuditResult:
     """No episode earns anything in which nothing is done."""
     episodes = await stage.play(noop(), stage.tasks)
     scored = [episode for episode in episodes if episode.reward is not None]
@@ -64,7 +64,7 @@ async def noop_fails(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def attacks_fail(stage: Stage) -> AuditResult:
+async def attacks_fail(stage: AuditStage) -> AuditResult:
     """No attack earns anything, and none silences the verifier.
 
     An attack that costs `SLOW_S` seconds (it hangs until a limit ends it) is tried on one task
@@ -107,7 +107,7 @@ async def attacks_fail(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def visible_is_not_enough(stage: Stage) -> AuditResult:
+async def visible_is_not_enough(stage: AuditStage) -> AuditResult:
     """A file that looks up what the task shows, and is otherwise as it was found, does not pass."""
     cheats = [(task, cheat) for task in stage.tasks if (cheat := special_cased(task))]
     if not cheats:
@@ -127,7 +127,7 @@ async def visible_is_not_enough(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def impossible_fails(stage: Stage) -> AuditResult:
+async def impossible_fails(stage: AuditStage) -> AuditResult:
     """With one expected value made wrong, what passed before does not pass any more."""
     rows = [
         (variant, episode) for task, episode in await stage.solved() for variant in impossible(task)
@@ -153,7 +153,7 @@ async def impossible_fails(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def gradings_agree(stage: Stage) -> AuditResult:
+async def gradings_agree(stage: AuditStage) -> AuditResult:
     """One submission, the oracle's or the untouched start, gets one score, however often graded."""
     rows: list[tuple[str, Submission]] = []
     for task in stage.tasks:

@@ -66,7 +66,7 @@ def not_applicable(why: str, **evidence: Any) -> AuditResult:
 
 
 @dataclass
-class Stage:
+class AuditStage:
     """What every row of an audit may use; it lives on one event loop.
 
     Attributes:

@@ -11,11 +11,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds
+from agentrl.evaluation.audit.stage import AuditResult, AuditStage, broken, holds
 from agentrl.evaluation.likeness import near_pairs, numberless, renamed, shown_text
 
 
-async def tasks_differ(stage: Stage) -> AuditResult:
+async def tasks_differ(stage: AuditStage) -> AuditResult:
     """No task stands twice in a split, and none in two of them, not even renamed or renumbered."""
     rows = [(split, task) for split, tasks in stage.splits.items() for task in tasks]
     exact = {index: shown_text(task) for index, (_, task) in enumerate(rows)}

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.env import ToolEnv
 from agentrl.evaluation.audit.probes import probes
-from agentrl.evaluation.audit.stage import AuditResult, Stage, broken, holds, not_applicable
+from agentrl.evaluation.audit.stage import AuditResult, AuditStage, broken, holds, not_applicable
 from agentrl.evaluation.audit.variants import with_canary
 from agentrl.evaluation.leaks import find_in, hashes_of, secrets_of, shown_secret
 from agentrl.policies.base import Scripted, noop
@@ -40,7 +40,7 @@ _CANARY_TASKS = 2
 _SEARCH_S = 20.0
 
 
-async def hidden_is_absent(stage: Stage) -> AuditResult:
+async def hidden_is_absent(stage: AuditStage) -> AuditResult:
     """No long text of a hidden part or reference is in the task's view, the prompt, the sandbox or
     a tool's answer.
     """
@@ -60,7 +60,7 @@ async def hidden_is_absent(stage: Stage) -> AuditResult:
     return holds(places=places, tasks=len(stage.tasks), tasks_with_long_texts=searched)
 
 
-async def _world(stage: Stage, task: Task) -> dict[str, str]:
+async def _world(stage: AuditStage, task: Task) -> dict[str, str]:
     """Where -> text, of all that is there before the agent acts."""
     env = stage.make()
     runner = Runner(env)
@@ -113,7 +113,7 @@ def _unsaid(text: str, said: str) -> str:
     )
 
 
-async def hidden_is_not_told(stage: Stage) -> AuditResult:
+async def hidden_is_not_told(stage: AuditStage) -> AuditResult:
     """A canary in the hidden part of a copy of a task comes back in no message, verdict, record or
     sandbox.
     """
@@ -148,7 +148,7 @@ def _holds(value: Any, needles: Sequence[str]) -> bool:
     return any(needle in text for needle in needles)
 
 
-async def _left(stage: Stage, canary: str) -> str:
+async def _left(stage: AuditStage, canary: str) -> str:
     """Where in the next sandboxes a canary of earlier gradings is; empty if nowhere."""
     if not stage.env.needs_sandbox or not stage.pool.backend.is_boundary:
         return ""
@@ -168,7 +168,7 @@ async def _left(stage: Stage, canary: str) -> str:
     return ""
 
 
-async def reset_is_complete(stage: Stage) -> AuditResult:
+async def reset_is_complete(stage: AuditStage) -> AuditResult:
     """After a hostile episode the next one begins as if there had been none."""
     residue = 0
     for task in stage.tasks:
@@ -187,7 +187,7 @@ async def reset_is_complete(stage: Stage) -> AuditResult:
     return holds(hostile_episodes=residue, sandbox=stage.env.needs_sandbox)
 
 
-async def _start(stage: Stage, task: Task) -> tuple[str, list[str]]:
+async def _start(stage: AuditStage, task: Task) -> tuple[str, list[str]]:
     """The start's fingerprint, and how the sandbox differed from a clean one before it."""
     runner = Runner(stage.make())
     async with borrow(runner.env, stage.pool) as sandbox:
@@ -197,7 +197,7 @@ async def _start(stage: Stage, task: Task) -> tuple[str, list[str]]:
     return runner.start, differs
 
 
-async def _hostile(stage: Stage, task: Task) -> None:
+async def _hostile(stage: AuditStage, task: Task) -> None:
     """One episode that leaves behind what it can: files, links, processes; and calls every tool
     with rubbish.
     """
@@ -242,7 +242,7 @@ def _guesses(spec: ToolSpec, text: str) -> dict[str, Any]:
     }
 
 
-async def replays_are_equal(stage: Stage) -> AuditResult:
+async def replays_are_equal(stage: AuditStage) -> AuditResult:
     """Three plays of the oracle on one task, with one seed, give the same start, observations and
     score.
     """
@@ -276,7 +276,7 @@ async def replays_are_equal(stage: Stage) -> AuditResult:
     return holds(**counts)
 
 
-async def reading_changes_nothing(stage: Stage) -> AuditResult:
+async def reading_changes_nothing(stage: AuditStage) -> AuditResult:
     """A tool whose declared effect is "read" leaves every file of the work area as it was."""
     if not stage.env.needs_sandbox:
         return not_applicable("the environment has no sandbox, so there are no files to change")
@@ -298,7 +298,7 @@ async def reading_changes_nothing(stage: Stage) -> AuditResult:
 
 
 async def _changed_by_reading(
-    stage: Stage, task: Task, script: Sequence[Message], calls: Counter[str]
+    stage: AuditStage, task: Task, script: Sequence[Message], calls: Counter[str]
 ) -> str:
     """What a call of a reading tool changed, in words; calls of one turn are made one by one."""
     env = stage.make()

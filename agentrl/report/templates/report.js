@@ -111,7 +111,7 @@
         el("i", { class: "mark " + outcomeOf(episode), title: outcomeOf(episode) }),
         el("b", {}, String(episode.key.task)),
         el("span", { class: "reward" }, episode.reward === null ? "–" : number(episode.reward)),
-        el("small", {}, `step ${episode.key.step} · ${episode.end.replaceAll("_", " ")} · ${episode.counts.turns} turns`));
+        el("small", {}, `step ${episode.key.round} · ${episode.end.replaceAll("_", " ")} · ${episode.counts.turns} turns`));
     }));
     list.scrollTop = scroll;
   }
@@ -129,7 +129,7 @@
     detail.replaceChildren(...[
       el("h3", {}, el("i", { class: "mark " + outcomeOf(episode) }), " " + key.task, " ", el("span", { class: "note" }, outcome[outcomeOf(episode)])),
       pairs([["reward", episode.reward === null ? "none" : number(episode.reward)], ["ending", episode.end.replaceAll("_", " ")],
-        ["step", key.step], ["sample", key.sample], ["attempt", key.attempt], ["run", key.run]]),
+        ["step", key.round], ["sample", key.sample], ["attempt", key.attempt], ["run", key.run]]),
       pairs([["turns", counts.turns], ["tool calls", counts.tool_calls], ["tool errors", counts.tool_errors], ["unreadable calls", counts.bad_calls],
         ["sampled tokens", counts.sampled_tokens], ["seconds", number(counts.wall_s)]]),
       parts.length > 0 && el("div", { class: "parts" }, "score parts", pairs(parts)),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from agentrl.errors import SandboxLost
 from agentrl.sandboxes.base import SandboxLimits
-from agentrl.sandboxes.client import Wire
 from agentrl.sandboxes.supervised import Place, SupervisedSandbox
 from agentrl.sandboxes.supervisor.frames import (
     HEADER,
@@ -25,6 +24,7 @@ from agentrl.sandboxes.supervisor.frames import (
     encode,
 )
 from agentrl.sandboxes.supervisor.pipes import Clipped
+from agentrl.sandboxes.wire import Wire
 
 FIELDS = st.lists(st.binary(max_size=40), max_size=8)
 FRAMES = st.lists(st.tuples(st.integers(0, 2**32 - 1), FIELDS), max_size=5)

@@ -17,8 +17,7 @@ from agentrl.sandboxes import SandboxLimits
 from agentrl.sandboxes.base import ExecResult
 from agentrl.sandboxes.contract.room import PYTHON
 from agentrl.sandboxes.launch import program
-from agentrl.sandboxes.shell import Shell
-from agentrl.sandboxes.supervised import SupervisedSandbox
+from agentrl.sandboxes.supervised import Shell, SupervisedSandbox
 from agentrl.sandboxes.supervisor.frames import HEADER, MAX_FRAME, encode
 
 CASES = [400, pytest.param(2500, marks=pytest.mark.long)]

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from trainer_cases import PAD, batch_of, branch, episode, group
 
 from agentrl.errors import ConfigError, UserError
+from agentrl.trainers.algorithms.recipe import apply_to_episodes, merge_recorded_episodes
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import pack
+from agentrl.trainers.models.distributed import idle
 from agentrl.trajectory import Group, Segment, Trajectory
 from agentrl.types import EndReason, Message
 
@@ -159,6 +161,42 @@ def test_to_moves_every_tensor():
     assert {
         value.device.type for value in vars(moved).values() if isinstance(value, torch.Tensor)
     } == {"meta"}
+
+
+def test_further_tensors_move_as_the_suffix_of_their_name_says():
+    """Wherever rows or episodes go, each row still finds its own numbers."""
+    batch = batch_of(group(1.0, 0.0, 1.0), group(0.0, 0.0, task="u"), group(0.0, 1.0, task="v"))
+    ids_BT, owner_B = batch.ids_BT, batch.episode_B
+    extra = {
+        "twice_BT": 2.0 * ids_BT,
+        "pair_BTK": torch.stack((ids_BT, ids_BT + 1), -1).float(),
+        "first_B": ids_BT[:, 0],
+        "number_E": torch.arange(len(batch.reward_E)),
+    }
+    batch = replace(batch.with_tensors(extra), advantages_BT=batch.mask_BT.float())
+
+    def check(part, whole_E):
+        assert part.extra.keys() == extra.keys()
+        assert torch.equal(part.extra["twice_BT"], 2.0 * part.ids_BT)
+        assert torch.equal(part.extra["pair_BTK"][..., 1], part.ids_BT + 1.0)
+        assert torch.equal(part.extra["first_B"], part.ids_BT[:, 0])
+        assert torch.equal(part.extra["number_E"][part.episode_B], whole_E[part.episode_B])
+
+    number_E = extra["number_E"]
+    for part in (*batch.split(16), *batch.minibatches(2, 0), batch.informative(), batch.to("cpu")):
+        check(part, number_E)
+    assert batch.to("meta").extra["twice_BT"].is_meta
+    assert not batch.silent().extra["pair_BTK"][~batch.mask_BT].any()
+    assert batch.silent().extra["pair_BTK"][batch.mask_BT].all()
+    seen = []
+    stays_E = torch.tensor([True, False, True, False, False, True, True])
+    some = apply_to_episodes(batch, stays_E, lambda part: seen.append(part) or part)
+    check(seen[0], number_E[stays_E])
+    check(some, number_E)
+    assert torch.equal(seen[0].extra["number_E"][seen[0].episode_B], owner_B[stays_E[owner_B]])
+    recorded_E = ~stays_E
+    check(merge_recorded_episodes(some, batch, recorded_E), number_E)
+    assert idle(batch).extra["twice_BT"].shape == (1, 2)
 
 
 def test_bad_sizes_are_named():

@@ -15,12 +15,17 @@ from trainer_cases import PAD, Golden, TwoSteps, batch_of, group, logprobs_for, 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.corrections import (
     age,
+    clip_cov,
+    covariance,
     decay_stale,
     drop_overlong,
     drop_stale,
     masked_is,
     policy_ratio,
     reject_off_policy,
+    select_forks,
+    select_kl_cov,
+    train_high_entropy,
     truncated_is,
 )
 from agentrl.trainers.algorithms.losses import (
@@ -31,16 +36,8 @@ from agentrl.trainers.algorithms.losses import (
     keep,
     ppo_clip,
 )
-from agentrl.trainers.algorithms.parts import needs_of, options, with_options
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.algorithms.recipes import recipe
-from agentrl.trainers.algorithms.selections import (
-    clip_cov,
-    covariance,
-    select_forks,
-    select_kl_cov,
-    train_high_entropy,
-)
 from agentrl.trainers.batch import PolicyOutput, pack
 from agentrl.trainers.observe.parity import effective_share
 
@@ -129,7 +126,7 @@ def test_staleness():
         "by default staleness changes nothing"
     )
     assert drop_stale(batch).weights_BT[Golden.mask].tolist() == [1] * 5
-    with pytest.raises(ValueError, match="younger"):
+    with pytest.raises(ValueError, match="newer"):
         age(replace(batch, version=6))
     with pytest.raises(ValueError, match=r"batch\.version"):
         age(golden())
@@ -137,16 +134,19 @@ def test_staleness():
 
 def test_bad_settings_are_named():
     batch = golden()
-    for step, message in (
-        (partial(truncated_is, tis_low=3.0), "tis_low=3.0 must not be above tis_high=2.0"),
-        (partial(masked_is, mis_high=0.1), "mis_low"),
-        (partial(truncated_is, tis_level="turn"), "token, sequence, geometric"),
-        (partial(clip_cov, cov_low=5.0), "cov_low"),
-        (partial(clip_cov, cov_share=1.5), "cov_share=1.5 must be from 0 to 1"),
-        (lambda b: select_kl_cov(select_kl_cov(b)), "two parts of the recipe select"),
+    for step, options in (
+        (truncated_is, {"tis_low": 3.0}),
+        (truncated_is, {"tis_high": 0.0}),
+        (truncated_is, {"tis_level": "turn"}),
+        (masked_is, {"mis_low": 1.1}),
+        (reject_off_policy, {"reject_low": 1.1}),
+        (clip_cov, {"cov_low": 5.0}),
+        (clip_cov, {"cov_share": 1.5}),
+        (train_high_entropy, {"entropy_share": 0.0}),
     ):
-        with pytest.raises(ConfigError, match=message):
-            step(batch)
+        with pytest.raises(ConfigError) as caught:
+            step(batch, **options)
+        assert caught.value.setting == f"loss.{next(iter(options))}"
     with pytest.raises(ValueError, match="proximal_logprobs_BT"):
         truncated_is(Golden.batch())
     with pytest.raises(ValueError, match="entropy_BT"):
@@ -154,9 +154,9 @@ def test_bad_settings_are_named():
 
 
 def test_options_reach_the_parts():
-    step = with_options(truncated_is, {"tis_high": math.inf, "clip_low": 0.1})
-    assert options(step)["tis_high"] == math.inf
-    assert needs_of(step) == {"proximal"}
+    step = truncated_is.changed(tis_high=math.inf)
+    assert step.options.tis_high == math.inf and truncated_is.options.tis_high == 2
+    assert step.reads == {"proximal"}
 
 
 # --- exact expectations: 25 trajectories of one policy, sampled from another

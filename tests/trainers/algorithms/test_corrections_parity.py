@@ -15,18 +15,16 @@ from trainer_cases import logprobs_for, random_batch
 from trl import GRPOTrainer
 
 from agentrl.trainers.algorithms.corrections import (
+    clip_cov,
+    covariance,
     drop_off_policy_negatives,
     masked_is,
+    select_kl_cov,
+    train_high_entropy,
     truncated_is,
 )
 from agentrl.trainers.algorithms.losses import PolicyLoss, by_token, keep, ppo_clip
 from agentrl.trainers.algorithms.regularisers import kl_penalty
-from agentrl.trainers.algorithms.selections import (
-    clip_cov,
-    covariance,
-    select_kl_cov,
-    train_high_entropy,
-)
 from agentrl.trainers.batch import PolicyOutput
 
 

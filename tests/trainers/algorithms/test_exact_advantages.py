@@ -21,7 +21,6 @@ from agentrl.trainers.algorithms.advantages import (
     dr_grpo,
     gdpo,
     group_advantages,
-    group_advantages_by_length,
     grpo,
     maxrl,
     mgpo,
@@ -44,13 +43,12 @@ from agentrl.trainers.algorithms.credit import (
     turn_level,
     whiten,
 )
-from agentrl.trainers.algorithms.parts import Lifted
 
 
-def over_groups(form) -> Lifted:
-    """Lifted, and remembered: thousands of groups have few different rewards."""
-    known = cache(form)
-    return Lifted(group_advantages, lambda rewards_G: known(tuple(rewards_G)))
+def over_groups(form):
+    """Remembers what a form gave: thousands of groups have few different rewards."""
+    known = cache(lambda rewards_G: form(rewards_G))
+    return lambda batch: group_advantages(batch, lambda rewards_G: known(tuple(rewards_G)))
 
 
 DOCS = Path(__file__).parents[3] / "docs" / "trainers.md"
@@ -181,14 +179,13 @@ def test_the_bias_of_opo_is_that_its_own_episode_is_in_the_baseline():
     """Equal lengths: the factor (G-1)/G. Other lengths: E[b·∇log π] is lost, and less of it in
     larger groups.
     """
-    by_length = Lifted(group_advantages_by_length, opo)
     policy = Stopper(seed=3)
     exact = policy.exact_gradient()
     lost = {}
     for size in (2, 3):
-        lost[size] = (expected_gradient(policy, by_length, size) - exact).norm()
+        lost[size] = (expected_gradient(policy, opo, size) - exact).norm()
         equal = chain(
-            lambda batch: replace(batch, tokens_E=torch.full_like(batch.tokens_E, 2)), by_length
+            lambda batch: replace(batch, tokens_E=torch.full_like(batch.tokens_E, 2)), opo
         )
         assert (
             expected_gradient(policy, equal, size) - exact * (size - 1) / size
@@ -262,7 +259,7 @@ TABLE = {
     "`mgpo`": (over_groups(mgpo), 2, False),
     "`maxrl`": (over_groups(maxrl), 2, False),
     "`pass_at_k`, k = 2": (over_groups(partial(pass_at_k, pass_k=2)), 3, False),
-    "`opo`": (Lifted(group_advantages_by_length, opo), 2, False),
+    "`opo`": (opo, 2, False),
     "`gdpo`": (gdpo, 2, True),
     "`reward_to_go`, `whiten`": (chain(reward_to_go, whiten), 2, True),
     "`dr_grpo`, `whiten`": (chain(over_groups(dr_grpo), whiten), 2, True),

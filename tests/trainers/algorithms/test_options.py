@@ -11,10 +11,8 @@ import torch
 from recipe_cases import SIGNAL, credited, groups_of, learnt, paid
 
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.catalogue.places import ADDABLE, AGGREGATES
 from agentrl.trainers.algorithms.corrections import LEVELS
-from agentrl.trainers.algorithms.parts import options
-from agentrl.trainers.algorithms.recipes import RECIPES, recipe
+from agentrl.trainers.algorithms.recipes import ADDABLE, AGGREGATES, RECIPES, recipe
 from agentrl.trainers.algorithms.regularisers import KL_ESTIMATORS
 
 CHOICES = {
@@ -103,7 +101,7 @@ ADDED = [
     (option, value)
     for parts in ADDABLE.values()
     for part in parts
-    for option, value in options(part).items()
+    for option, value in dict(part.options).items()
 ]
 ADDED.remove(
     ("load_balance_coef", 0.0)

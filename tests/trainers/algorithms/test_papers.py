@@ -15,6 +15,7 @@ from functools import partial
 
 import pytest
 import torch
+from deviations import DEVIATIONS
 from hypothesis import given, settings
 from paper_advantages import Advantages, Episode, Episodes, Token, Turn
 from paper_changes import ALPHA, COVARIANCES, DELTA, EPS, HIGH, SHARE, WHITEN_EPS, with_signal
@@ -35,11 +36,9 @@ from recipe_cases import (
 from torch import Tensor
 from trainer_cases import PAD, quick
 
-from agentrl.trainers.algorithms.catalogue.deviations import DEVIATIONS
-from agentrl.trainers.algorithms.catalogue.places import AGGREGATES
+from agentrl.trainers.algorithms.adaptive import AdaptiveKL
 from agentrl.trainers.algorithms.recipe import Recipe
-from agentrl.trainers.algorithms.recipes import RECIPES, recipe
-from agentrl.trainers.algorithms.targets import AdaptiveKL
+from agentrl.trainers.algorithms.recipes import AGGREGATES, RECIPES, recipe
 from agentrl.trainers.batch import TokenBatch, pack
 from agentrl.trajectory import Episode as Played
 from agentrl.trajectory import Group, SegmentKind
@@ -264,7 +263,7 @@ def test_one_wrong_number_or_mean_is_seen(name):
         for option, value in row.options.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and option not in IDLE
     }
-    wrong = [row.with_options({option: value}) for option, value in shifted.items()]
+    wrong = [row.changed({option: value}) for option, value in shifted.items()]
     wrong += [replace(row, aggregate=one) for one in AGGREGATES.values() if one != row.aggregate]
     groups = [groups_of(drawn) for drawn in ROUNDS]
     right = [found_by(row, one) for one in groups]

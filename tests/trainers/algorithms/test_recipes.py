@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from recipe_cases import CASES, SIGNAL, credited, groups_of, learnt, output_of, paid
+from recipe_cases import CASES, SIGNAL, credited, groups_of, learnt, made_up, output_of, paid
 from recipe_checks import (
     CHECKS,
     check_micro_batches_add_up,
@@ -23,16 +23,13 @@ from recipe_checks import (
 
 from agentrl.engines.loading import load_tokenizer
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.catalogue.places import ADDABLE, SURROGATES
-from agentrl.trainers.algorithms.made_up import made_up
-from agentrl.trainers.algorithms.parts import name_of, options
 from agentrl.trainers.algorithms.recipe import Recipe
-from agentrl.trainers.algorithms.recipes import RECIPES, recipe
+from agentrl.trainers.algorithms.recipes import ADDABLE, RECIPES, SURROGATES, recipe
 from agentrl.trainers.config import TrainConfig, check_config
+from agentrl.trainers.loop import train
 from agentrl.trainers.models.distributed import idle
 from agentrl.trainers.models.tiny import build_model
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text()
 RUNS = Path(__file__).parents[3] / "docs" / "training.md"
@@ -111,7 +108,7 @@ def test_a_recipe_reads_what_it_says_it_needs_and_nothing_else(name):
 def test_a_group_of_one_is_refused_or_teaches(name):
     row = paid(name)
     if "group" in row.needs:
-        with pytest.raises(ConfigError, match="group_size=1 "):
+        with pytest.raises(ConfigError, match="group_size=1: "):
             row.refuse_group_size(1)
         return
     row.refuse_group_size(1)
@@ -127,9 +124,9 @@ def test_every_row_says_where_it_is_defined_and_stands_in_the_docs(name):
     credit, surrogate, aggregate, besides = (
         re.findall(r"`([a-z_]+)`", cell) for cell in line.split("|")[2:6]
     )
-    assert credit == [name_of(step) for step in row.credit]
-    assert surrogate[0] == name_of(row.surrogate) and f"by_{aggregate[0]}" == name_of(row.aggregate)
-    assert {name_of(part) for part in (*row.regularisers, *row.corrections)} <= set(besides)
+    assert credit == [step.name for step in row.credit]
+    assert surrogate[0] == row.surrogate.name and f"by_{aggregate[0]}" == row.aggregate.name
+    assert {part.name for part in (*row.regularisers, *row.corrections)} <= set(besides)
     assert line.endswith(f"({row.paper}) |") and ("refill" in line) == row.refill
 
 
@@ -140,7 +137,7 @@ def test_the_docs_name_every_surrogate_that_can_be_chosen():
 
 def test_the_docs_name_every_setting():
     named = set(re.findall(r"`([a-z_]+)`", RECIPE_DOCS))
-    addable = {name for parts in ADDABLE.values() for part in parts for name in options(part)}
+    addable = {name for parts in ADDABLE.values() for part in parts for name in dict(part.options)}
     assert addable <= named and {
         one.name for one in fields(Recipe) if one.default is not MISSING
     } - named == {

@@ -15,7 +15,6 @@ from trainer_cases import Golden, batch_of, group, logprobs_for
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.losses import by_token, importance_ratio, keep, ppo_clip
-from agentrl.trainers.algorithms.parts import needs_of
 from agentrl.trainers.algorithms.regularisers import (
     KL_ESTIMATORS,
     entropy_bonus,
@@ -274,11 +273,11 @@ def test_simko_is_ppo_where_nothing_is_selected_and_lifts_what_was_not_sampled()
 
 def test_bad_settings_are_named():
     output = PolicyOutput(Golden.logprobs)
-    with pytest.raises(ConfigError, match="kl_estimator='k4' must be one of k1, k2, k3"):
+    with pytest.raises(ConfigError, match="kl_estimator='k4' must be k1, k2 or k3"):
         kl_penalty(output, Golden.batch(), kl_coef=1.0, kl_estimator="k4")
     with pytest.raises(ConfigError, match=r"smoothing=1\.5"):
         simko(output, Golden.batch(), smoothing=1.5)
     for term in (kl_cov, simko, entropy_bonus):
         with pytest.raises(ValueError, match="is None"):
             term(output, Golden.batch())
-    assert needs_of(simko) == {"top"}
+    assert simko.reads == {"top"}

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from mutants import name_of
 from trainer_cases import Golden, TwoSteps, one_episode
 
 from agentrl.errors import ConfigError
@@ -21,36 +22,38 @@ from agentrl.trainers.algorithms.losses import (
     by_episode,
     by_episode_sum,
     by_token,
+    importance_ratio,
     keep,
     policy_metrics,
     ppo_clip,
 )
-from agentrl.trainers.algorithms.parts import with_options
 from agentrl.trainers.algorithms.regularisers import anchor_kl
-from agentrl.trainers.algorithms.sequence_surrogates import (
-    gmpo,
-    gspo,
-    gspo_token,
-    sequence_ratio,
-    topr,
-    vespo,
-)
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_kl,
     dppo_tv,
+    gmpo,
+    gspo,
+    gspo_token,
     importance_weighted,
     policy_gradient,
     ppo_dual_clip,
     sapo,
+    sequence_ratio,
+    topr,
     topr_token,
+    vespo,
+    weighted_policy_gradient,
 )
 from agentrl.trainers.batch import PolicyOutput
 
 FOUR = (by_token, by_episode, by_episode_sum, partial(by_constant, norm_tokens=4))
-TRL_CISPO = partial(
-    cispo, clip_low=1.0, clip_high=-0.8
-)  # its epsilon_high = 0.2 is the bound itself
+
+
+def trl_cispo(output, batch):
+    """TRL's epsilon_high = 0.2 is the bound itself."""
+    return weighted_policy_gradient(importance_ratio(output, batch).clamp(0, 0.2), output, batch)
+
 
 GOLDEN = [
     (ppo_clip, FOUR, [-0.450818, -0.280189, -1.127044, -0.281761]),
@@ -59,7 +62,7 @@ GOLDEN = [
     (partial(gspo, clip_low=0.2, clip_high=0.2), [by_episode], [-0.308498]),
     (partial(cispo, clip_low=0.2, clip_high=0.2), [by_token], [0.164]),
     (cispo, [by_token], [0.137832]),
-    (TRL_CISPO, [by_token], [0.026]),
+    (trl_cispo, [by_token], [0.026]),
     (sapo, [by_episode], [-0.569362]),
     (partial(gmpo, clip_low=0.2, clip_high=0.2), [by_episode], [-0.295023]),
     (gmpo, [by_episode], [-0.308498]),
@@ -182,7 +185,7 @@ MEAN_ADVANTAGE = ("gspo", "gmpo")
 
 
 def _name(value):
-    return getattr(value, "func", value).__name__ if callable(value) else None
+    return name_of(value) if callable(value) else None
 
 
 def _expected_gradient(surrogate, policy, anchor, advantages_K2):
@@ -349,10 +352,10 @@ def test_the_penalty_has_the_gradient_of_the_kl_from_the_anchor():
 @pytest.mark.parametrize(
     ("surrogate", "settings", "sentence"),
     [
-        (ppo_dual_clip, {"dual_clip": 1.0}, "dual_clip=1.0 must be above 1"),
-        (sapo, {"tau_neg": 0.0}, "tau_neg=0.0 must be above 0"),
+        (ppo_dual_clip, {"dual_clip": 1.0}, r"dual_clip=1\.0 must be greater than 1"),
+        (sapo, {"tau_neg": 0.0}, r"tau_neg=0\.0 must be greater than 0"),
     ],
 )
 def test_senseless_settings_are_refused(surrogate, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        with_options(surrogate, settings)(PolicyOutput(Golden.logprobs), Golden.batch())
+        surrogate.changed(**settings)(PolicyOutput(Golden.logprobs), Golden.batch())

@@ -15,14 +15,15 @@ import torch
 from trainer_cases import Golden, one_episode
 
 from agentrl.trainers.algorithms.losses import by_episode, gradient_is_cut, ppo_clip
-from agentrl.trainers.algorithms.parts import needs_of
-from agentrl.trainers.algorithms.sequence_surrogates import episode_mean, gmpo, gspo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_kl,
     dppo_topk_kl,
     dppo_topk_tv,
     dppo_tv,
+    episode_mean,
+    gmpo,
+    gspo,
     sapo,
     topr_token,
 )
@@ -120,9 +121,7 @@ def test_top_k_lies_between_binary_and_the_whole_vocabulary(surrogate, binary, b
 
 def test_top_k_says_what_it_lacks():
     output, batch, *_ = next(_vocabulary_case((2,), seed=0))
-    assert (
-        needs_of(dppo_topk_tv) == needs_of(partial(dppo_topk_kl, ratio_max=3.0)) == {"anchor_top"}
-    )
+    assert dppo_topk_tv.reads == dppo_topk_kl.changed(ratio_max=3.0).reads == {"anchor_top"}
     for lacking in (
         (replace(output, top_logprobs_BTK=None), batch),
         (output, replace(batch, top_ids_BTK=None)),

@@ -23,14 +23,20 @@ from surrogate_cases import (
     random_batch,
     value_and_gradient,
 )
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
 from agentrl.trainers.algorithms.losses import by_episode, by_episode_sum, by_token, ppo_clip
 from agentrl.trainers.algorithms.recipes import recipe
-from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, vespo
-from agentrl.trainers.algorithms.surrogates import cispo, policy_gradient, ppo_dual_clip, sapo
-from agentrl.trainers.from_trl.translate import translate
+from agentrl.trainers.algorithms.surrogates import (
+    cispo,
+    gmpo,
+    gspo,
+    policy_gradient,
+    ppo_dual_clip,
+    sapo,
+    vespo,
+)
 
 
 def trl(loss_type, level="token", trainer=GRPOTrainer, **changes):
@@ -131,23 +137,30 @@ def test_trls_gmpo_says_the_same(seed):
     assert agree(theirs, ours(gmpo, by_episode), *random_batch(seed, "episode", spread=0.6))
 
 
-TRANSLATED = {
-    **{kind: (kind, "token", {}) for kind in ("grpo", "bnpo", "dapo", "dr_grpo", "sapo", "vespo")},
-    **{f"{kind}, sequence": (kind, "sequence", {}) for kind in ("grpo", "dapo", "luspo")},
-    "cispo": ("cispo", "token", {"epsilon_high": 5.0}),
-    "delta": ("dapo", "token", {"delta": 1.5}),
-    "temperatures": ("sapo", "token", {"sapo_temperature_pos": 0.7}),
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+SETTINGS = {
+    "grpo": (trl("grpo"), "grpo", CLIP),
+    "bnpo": (trl("bnpo"), "grpo", CLIP | {"aggregate": "token"}),
+    "dapo": (trl("dapo"), "grpo", CLIP | {"aggregate": "token"}),
+    "dr_grpo": (
+        trl("dr_grpo"),
+        "grpo",
+        CLIP | {"aggregate": {"name": "constant", "norm_tokens": WIDTH}},
+    ),
+    "luspo": (trl("luspo", "sequence"), "luspo", CLIP),
+    "grpo, sequence": (trl("grpo", "sequence"), "gspo", CLIP),
+    "cispo": (trl("cispo", epsilon_high=5.0), "cispo", {"clip_high": 4.0}),
+    "sapo": (trl("sapo", sapo_temperature_pos=0.7), "sapo", {"tau_pos": 0.7}),
+    "vespo": (trl("vespo"), "vespo", {}),
+    "delta": (trl("dapo", delta=1.5), "grpo", CLIP | {"aggregate": "token", "dual_clip": 1.5}),
 }
+"""Rows of docs/coming_from.md: TRL's loss, our recipe and our settings."""
 
 
-@pytest.mark.parametrize("name", TRANSLATED)
-def test_a_translated_config_has_trls_loss(name):
-    kind, level, changes = TRANSLATED[name]
-    config = {"epsilon": 0.2, "epsilon_high": 0.28, "loss_type": kind} | changes
-    config |= {"importance_sampling_level": level, "max_completion_length": WIDTH}
-    found = translate(GRPOConfig(output_dir="x", use_cpu=True, bf16=False, **config).to_dict(), "x")
-    row = recipe(found.settings["recipe"], **found.settings["loss"])
-    theirs = trl(kind, level, **changes)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_that_the_docs_name_give_trls_loss(name):
+    theirs, chosen, settings = SETTINGS[name]
+    row = recipe(chosen, **settings)
     assert agree(theirs, ours(row.surrogate, row.aggregate), *random_batch(1, spread=0.6))
 
 

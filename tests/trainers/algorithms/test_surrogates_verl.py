@@ -13,11 +13,13 @@ import torch
 from surrogate_cases import CONSTANT, SEEDS, WIDTH, agree, in_two, ours, random_batch
 
 from agentrl.trainers.algorithms.losses import by_episode, by_episode_sum, by_token
-from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, gspo_token
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_kl,
     dppo_tv,
+    gmpo,
+    gspo,
+    gspo_token,
     policy_gradient,
     ppo_dual_clip,
     sapo,

@@ -249,3 +249,16 @@ def test_a_critic_drops_nothing_out_whatever_the_folder_says(tmp_path):
     torch.nn.init.normal_(scalar_head(critic).weight)
     batch = batch_of(group(1.0, 0.0))
     assert torch.equal(values(critic, batch), values(critic, batch))
+
+
+def test_values_are_float32_although_the_backbone_computes_in_bfloat16(tmp_path, rewarder):
+    critic = load_value_model(rewarder, Compute(dtype="bfloat16", device="cpu"))
+    batch = batch_of(group(1.0, 0.0))
+    seen = []
+    head = scalar_head(critic)
+    hook = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    found_BT = values(critic, batch)
+    hook.remove()
+    ((states_Nd, values_N1),) = seen
+    assert states_Nd.dtype == values_N1.dtype == found_BT.dtype == torch.float32
+    assert torch.equal(values_N1, states_Nd @ head.weight.T)

@@ -105,7 +105,7 @@ def told(policy, compute, saved=None):
         Compute(dtype="bfloat16"),
         Compute(dtype="bfloat16", lora_rank=4, gradient_checkpointing=True),
     ],
-    ids=["adapters", "bfloat16", "all"],
+    ids=["adapters", "bfloat16", "bfloat16-adapters"],
 )
 def test_a_loaded_critic_goes_on_under_every_compute_setting(policy, tmp_path, compute):
     batch = batch_of(group(1.0, 0.0, 0.5, 1.0))

@@ -16,13 +16,12 @@ from trainer_cases import tiny_model
 from agentrl.engines.routing import recorded_routing, replayed_routing, routers_of
 from agentrl.errors import ConfigError
 from agentrl.records.files import read_metrics
-from agentrl.trainers.algorithms.parts import name_of
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import check_config
+from agentrl.trainers.loop import train
 from agentrl.trainers.models.moe import with_router_loss
 from agentrl.trainers.models.scoring import frozen_logprobs, token_logprobs
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 
 SHAPE = {
     "vocab_size": 97,
@@ -233,7 +232,9 @@ def test_the_router_loss_is_the_models_own_over_real_tokens():
 
 
 @pytest.mark.parametrize(
-    "wrong", [of_everything, of_trained_tokens, of_the_first_layer, without_gradient], ids=name_of
+    "wrong",
+    [of_everything, of_trained_tokens, of_the_first_layer, without_gradient],
+    ids=lambda wrong: wrong.__name__,
 )
 def test_a_wrong_router_loss_is_flagged(wrong):
     with pytest.raises((AssertionError, RuntimeError)):

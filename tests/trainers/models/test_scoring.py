@@ -14,9 +14,17 @@ import torch
 from trainer_cases import branch, episode, tiny_model
 
 from agentrl.trainers.batch import pack
-from agentrl.trainers.models import head
-from agentrl.trainers.models.head import Reading, _to_logits, project, read_logits
-from agentrl.trainers.models.scoring import frozen_logprobs, in_parts, token_logprobs
+from agentrl.trainers.models import scoring
+from agentrl.trainers.models.loading import in_bfloat16
+from agentrl.trainers.models.scoring import (
+    Reading,
+    _to_logits,
+    frozen_logprobs,
+    in_parts,
+    project,
+    read_logits,
+    token_logprobs,
+)
 from agentrl.trajectory import Group
 
 
@@ -166,7 +174,7 @@ def mixes_up_the_likeliest(logp, targets, top_ids, entropy, given):
     ],
 )
 def test_a_wrong_gradient_of_the_head_is_flagged(mutant, monkeypatch):
-    monkeypatch.setattr(head, "_to_logits", mutant)
+    monkeypatch.setattr(scoring, "_to_logits", mutant)
     with pytest.raises(AssertionError):
         check_the_head(torch.float32, 1e-6, 7)
 
@@ -358,3 +366,50 @@ def test_top_tokens_that_the_batch_names_are_the_ones_that_are_scored(chunk):
     assert all(
         torch.allclose(a, p.grad, atol=1e-10) for a, p in zip(ours, model.parameters(), strict=True)
     )
+
+
+def read_by_projection(states_Nd, weight_Vd, targets_N, chunk):
+    return project(states_Nd, weight_Vd, targets_N, Reading(0.8, top=3), chunk)
+
+
+def read_off_logits(states_Nd, weight_Vd, targets_N, chunk):
+    with torch.autocast("cpu", enabled=False):  # a model's own logits come in float32
+        logits_NV = states_Nd @ weight_Vd.T
+    return read_logits(logits_NV, targets_N, Reading(0.8, top=3))
+
+
+@pytest.mark.parametrize("read", [read_by_projection, read_off_logits])
+@pytest.mark.parametrize("chunk", [5, 1000])
+@pytest.mark.parametrize("quantity", ["logprobs_N", "entropy_N", "top_NK"])
+def test_what_is_float32_stays_so_under_autocast(read, chunk, quantity):
+    """Log-probabilities, entropies, likeliest tokens, and the gradient of each."""
+    generator = torch.Generator().manual_seed(0)
+    targets_N = torch.arange(24)
+
+    def measure(is_low):
+        generator.manual_seed(0)
+        states_Nd = torch.randn(24, 16, generator=generator).requires_grad_()
+        weight_Vd = torch.randn(600, 16, generator=generator).mul_(0.2).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_low):
+            value = getattr(read(states_Nd, weight_Vd, targets_N, chunk), quantity)
+        value.sum().backward()
+        return value.detach(), states_Nd.grad, weight_Vd.grad
+
+    for low, full in zip(measure(True), measure(False), strict=True):
+        assert low.dtype == torch.float32 and torch.equal(low, full)
+
+
+def test_a_policy_in_bfloat16_has_float32_entropies():
+    """As they are by the log-softmax of its own logits, to float32's rounding."""
+    model, batch = tiny_model(), multi_turn_batch()
+    in_bfloat16(model)
+    output = token_logprobs(model, batch)
+    head_inputs = []
+    hook = model.lm_head.register_forward_pre_hook(lambda _, inputs: head_inputs.append(*inputs))
+    model(input_ids=batch.ids_BT, use_cache=False)
+    hook.remove()
+    logp_BTV = (head_inputs[0].double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    expected_BT = -(logp_BTV.exp() * logp_BTV).sum(-1)[:, :-1]
+    found_BT = output.entropy_BT[:, 1:][batch.mask_BT[:, 1:]].double()
+    assert found_BT == pytest.approx(expected_BT[batch.mask_BT[:, 1:]].detach(), abs=1e-2)
+    assert output.entropy_BT.dtype == output.logprobs_BT.dtype == torch.float32

@@ -14,6 +14,8 @@ import torch
 from trainer_cases import PAD, batch_of, branch, episode
 
 from agentrl.trainers.algorithms.corrections import (
+    clip_cov,
+    covariance,
     decay_stale,
     drop_off_policy_negatives,
     drop_overlong,
@@ -21,17 +23,13 @@ from agentrl.trainers.algorithms.corrections import (
     masked_is,
     policy_ratio,
     reject_off_policy,
+    select_forks,
+    select_kl_cov,
+    train_high_entropy,
     truncated_is,
     weigh,
 )
 from agentrl.trainers.algorithms.losses import keep
-from agentrl.trainers.algorithms.selections import (
-    clip_cov,
-    covariance,
-    select_forks,
-    select_kl_cov,
-    train_high_entropy,
-)
 from agentrl.trajectory import Group, Trajectory
 from agentrl.types import EndReason
 

@@ -154,7 +154,11 @@ def maxrl_without_centring(rewards):
 
 
 def kl_added(batch, *, kl_reward_coef):
-    return kl_in_reward(batch, kl_reward_coef=-kl_reward_coef)
+    swapped = replace(
+        batch, old_logprobs_BT=batch.ref_logprobs_BT, ref_logprobs_BT=batch.old_logprobs_BT
+    )
+    paid = kl_in_reward(swapped, kl_reward_coef=kl_reward_coef)
+    return replace(batch, rewards_BT=paid.rewards_BT)
 
 
 def kl_at_the_token_alone(batch, *, kl_reward_coef):

@@ -34,10 +34,11 @@ from agentrl.trainers.algorithms.losses import (
     ppo_clip,
 )
 from agentrl.trainers.algorithms.regularisers import anchor_kl, kl_cov, kl_penalty
-from agentrl.trainers.algorithms.sequence_surrogates import episode_mean, gmpo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_tv,
+    episode_mean,
+    gmpo,
     importance_weighted,
     sapo,
     weighted_policy_gradient,

@@ -24,18 +24,22 @@ from agentrl.trainers.algorithms.regularisers import (
     kl_penalty,
     simko,
 )
-from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, gspo_token, topr, vespo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
     dppo_kl,
     dppo_topk_kl,
     dppo_topk_tv,
     dppo_tv,
+    gmpo,
+    gspo,
+    gspo_token,
     importance_weighted,
     policy_gradient,
     ppo_dual_clip,
     sapo,
+    topr,
     topr_token,
+    vespo,
 )
 from agentrl.trainers.batch import PolicyOutput, TokenBatch, pack
 from agentrl.trajectory import Group, Trajectory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -28,14 +28,19 @@ from recipe_checks import (
 )
 
 from agentrl.trainers.algorithms.advantages import spread, total_reward_E
-from agentrl.trainers.algorithms.corrections import weigh
+from agentrl.trainers.algorithms.corrections import covariance, weigh
 from agentrl.trainers.algorithms.credit import gae, gigpo, reward_to_go, whiten
 from agentrl.trainers.algorithms.losses import clipped_objective, importance_ratio, keep, ppo_clip
-from agentrl.trainers.algorithms.parts import needs
+from agentrl.trainers.algorithms.parts import step, term
 from agentrl.trainers.algorithms.recipes import Recipe, recipe
-from agentrl.trainers.algorithms.regularisers import anchor_kl, imitate, kl_k3, kl_penalty
-from agentrl.trainers.algorithms.selections import covariance
-from agentrl.trainers.algorithms.sequence_surrogates import gspo, vespo
+from agentrl.trainers.algorithms.regularisers import (
+    KLPenalty,
+    anchor_kl,
+    imitate,
+    kl_k3,
+    kl_penalty,
+)
+from agentrl.trainers.algorithms.surrogates import gspo, vespo
 
 
 def row(name: str, **changes) -> Recipe:
@@ -62,12 +67,12 @@ def ratio_over_the_row(output, batch):
 # --- 4: an episode in two rows
 
 
-def of_each_row(term):
+def of_each_row(surrogate):
     """A surrogate whose ratio is that of a row."""
 
     def wrong(output, batch):
-        alone = replace(batch, episode_B=torch.arange(len(batch)), tokens_E=batch.mask_BT.sum(1))
-        return term(output, alone)
+        apart = replace(batch, episode_B=torch.arange(len(batch)), tokens_E=batch.mask_BT.sum(1))
+        return surrogate(output, apart)
 
     return wrong
 
@@ -79,7 +84,6 @@ def drop_long_rows(batch):
 # --- 5: what stands at mask 0
 
 
-@dataclass(frozen=True)
 class Multiplied(Recipe):
     """A recipe whose loss multiplies by the mask in the end."""
 
@@ -92,13 +96,13 @@ class Multiplied(Recipe):
         return wrong
 
 
-@needs("entropy")
+@step(reads=("entropy",))
 def drop_above_the_mean(batch):
     """The mean is over all positions, padding and tool output included."""
     return weigh(batch, (batch.entropy_BT <= batch.entropy_BT.mean()).double())
 
 
-@needs("critic")
+@step(reads=("critic",))
 def less_the_mean_value(batch):
     """The baseline is the mean of V over all positions."""
     return replace(
@@ -106,7 +110,7 @@ def less_the_mean_value(batch):
     )
 
 
-@needs("reference")
+@step(reads=("reference",))
 def kl_in_reward_everywhere(batch):
     price_BT = 0.1 * (batch.anchor_BT - batch.ref_logprobs_BT)
     return replace(batch, rewards_BT=batch.rewards_BT - price_BT)
@@ -156,7 +160,7 @@ def whiten_by_sum(batch):
     )
 
 
-@needs("entropy")
+@step(reads=("entropy",))
 def weigh_three_tokens(batch):
     """A selection of a fixed count, not of a share."""
     values_N = batch.entropy_BT[batch.mask_BT]
@@ -166,29 +170,32 @@ def weigh_three_tokens(batch):
 # --- 10: KL
 
 
-def kl_penalty_detached(output, batch, *, kl_coef: float = 0.3):
-    return (
-        kl_coef
-        * importance_ratio(output, batch).detach()
-        * kl_k3(output.logprobs_BT, batch.ref_logprobs_BT)
-    )
+@term(KLPenalty, reads=("reference",))
+def kl_penalty_detached(output, batch, options):
+    ratio_BT = importance_ratio(output, batch).detach()
+    return options.kl_coef * ratio_BT * kl_k3(output.logprobs_BT, batch.ref_logprobs_BT)
 
 
-def kl_penalty_to_the_sampler(output, batch, *, kl_coef: float = 0.3):
-    return kl_penalty(output, replace(batch, ref_logprobs_BT=batch.anchor_BT), kl_coef=kl_coef)
+@term(KLPenalty, reads=("reference",))
+def kl_penalty_to_the_sampler(output, batch, options):
+    to_sampler = replace(batch, ref_logprobs_BT=batch.anchor_BT)
+    return kl_penalty(output, to_sampler, kl_coef=options.kl_coef)
 
 
-def kl_penalty_summed(output, batch, *, kl_coef: float = 0.3):
-    return batch.n_tokens * kl_penalty(output, batch, kl_coef=kl_coef)
+@term(KLPenalty, reads=("reference",))
+def kl_penalty_summed(output, batch, options):
+    return batch.n_tokens * kl_penalty(output, batch, kl_coef=options.kl_coef)
 
 
-def kl_penalty_reversed(output, batch, *, kl_coef: float = 0.3):
+@term(KLPenalty, reads=("reference",))
+def kl_penalty_reversed(output, batch, options):
     swapped = replace(output, logprobs_BT=batch.ref_logprobs_BT)
-    return kl_penalty(swapped, replace(batch, ref_logprobs_BT=output.logprobs_BT), kl_coef=kl_coef)
+    reversed_batch = replace(batch, ref_logprobs_BT=output.logprobs_BT)
+    return kl_penalty(swapped, reversed_batch, kl_coef=options.kl_coef)
 
 
-def with_kl(term) -> Recipe:
-    return replace(recipe("grpo"), regularisers=(partial(term, kl_coef=0.3),))
+def with_kl(wrong) -> Recipe:
+    return replace(recipe("grpo"), regularisers=(wrong.changed(kl_coef=0.3),))
 
 
 # --- a round without signal

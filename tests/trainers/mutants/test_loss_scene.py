@@ -9,13 +9,16 @@ from loss_scene import BAND, SHAPES, SURROGATES, assert_same, judged, rows_of, s
 from trainer_cases import batch_of
 
 from agentrl.trainers.algorithms.losses import PolicyLoss, by_episode, by_token
-from agentrl.trainers.algorithms.sequence_surrogates import gmpo, gspo, topr, vespo
 from agentrl.trainers.algorithms.surrogates import (
     cispo,
+    gmpo,
+    gspo,
     importance_weighted,
     policy_gradient,
     sapo,
+    topr,
     topr_token,
+    vespo,
 )
 
 

@@ -8,20 +8,18 @@ from pathlib import Path
 
 from trainer_cases import batch_of, episode, group
 
-from agentrl.evaluation.passk import summarize
-from agentrl.trainers.observe import batch_metrics, parity
-from agentrl.trainers.observe.batch_metrics import (
-    gradient_metrics,
-    lost_reward_metrics,
-    staleness_metrics,
-    token_metrics,
-)
+from agentrl.evaluation.summary import summarize
+from agentrl.trainers.observe import metrics, parity
 from agentrl.trainers.observe.metrics import (
+    RoundClock,
     RoundDraws,
+    gradient_metrics,
     held_out_metrics,
+    lost_reward_metrics,
     repeat_metrics,
     rollout_metrics,
-    system_metrics,
+    staleness_metrics,
+    token_metrics,
 )
 from agentrl.trajectory import Counts, Group
 from agentrl.types import Message, ToolCall
@@ -46,7 +44,7 @@ def test_every_metric_stands_in_the_table_of_the_docs():
         rollout_metrics([Group((said,)), group(1.0, 0.0)])
         | repeat_metrics([group(1.0)], ())
         | RoundDraws([group(0.0)], [], [group(1.0, 0.0)], [], []).metrics()
-        | system_metrics([], waited_s=1, round_s=1, queue=0)
+        | RoundClock().metrics([], 0)
         | held_out_metrics(summarize([episode(), episode(sample=1)], (1, 2)))
         | token_metrics(batch)
         | gradient_metrics([batch])
@@ -56,7 +54,7 @@ def test_every_metric_stands_in_the_table_of_the_docs():
         | parity.ratio_metrics(parts)
     )
     assert not [name for name in found if not known.fullmatch(name)]
-    assert len(found) > 60 and batch_metrics.TURNS == 8
+    assert len(found) > 60 and metrics.TURNS == 8
 
 
 class _Said:

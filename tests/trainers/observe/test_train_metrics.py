@@ -10,25 +10,23 @@ import pytest
 import torch
 from trainer_cases import PAD, batch_of, branch, episode, group
 
-from agentrl.evaluation.passk import summarize
-from agentrl.trainers.algorithms.recipe import alone
+from agentrl.evaluation.summary import summarize
+from agentrl.trainers.algorithms.recipe import apply_to_episodes
 from agentrl.trainers.batch import pack
-from agentrl.trainers.observe import batch_metrics, metrics
-from agentrl.trainers.observe.batch_metrics import (
-    gradient_metrics,
-    lost_reward_metrics,
-    staleness_metrics,
-    token_metrics,
-)
+from agentrl.trainers.observe import metrics
 from agentrl.trainers.observe.metrics import (
     QUIET,
+    RoundClock,
     RoundDraws,
+    gradient_metrics,
     held_out_metrics,
+    lost_reward_metrics,
     quiet_reason,
     repeat_metrics,
     rollout_metrics,
-    system_metrics,
+    staleness_metrics,
     to_read,
+    token_metrics,
 )
 from agentrl.trajectory import Counts, Group
 from agentrl.types import EndReason, Message, ToolCall
@@ -187,13 +185,21 @@ def test_rewards_before_and_after_the_filter():
     assert "reward/trained_0" not in RoundDraws([own[1]], [], [], [], []).metrics()
 
 
-def test_how_the_machine_is_used():
+def test_how_the_machine_is_used(monkeypatch):
     counted = Group((replace(episode(), counts=Counts(sampled_tokens=30)),))
-    found = system_metrics([counted], waited_s=2.0, round_s=8.0, queue=3)
-    assert found == {
+    now = iter((100.0, 102.0, 108.0, 109.0))
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(now))
+    clock = RoundClock()
+    for part in ("rollout", "update", "eval"):
+        clock.lap(part)
+    assert clock.metrics([counted], 16, queue=3) == {
+        "time/rollout_s": 2.0,
+        "time/update_s": 6.0,
+        "time/eval_s": 1.0,
         "time/rollout_tokens_per_s": 15.0,
         "time/trainer_idle": 0.25,
         "time/queue": 3.0,
+        "time/tokens_per_s": 2.0,
     }
 
 
@@ -297,7 +303,9 @@ def test_reward_of_tokens_that_do_not_train():
     halves = list(packed.minibatches(2, seed=0))
     assert lost_reward_metrics(packed, halves)["reward/lost_share"] == 0
     assert lost_reward_metrics(packed, halves[:1])["episodes/untrained"] == 0.5
-    dropped = lost_reward_metrics(packed, [alone(packed, packed.signal_E, lambda batch: batch)])
+    dropped = lost_reward_metrics(
+        packed, [apply_to_episodes(packed, packed.signal_E, lambda batch: batch)]
+    )
     assert dropped == pytest.approx(
         {"episodes/untrained": 0.5, "reward/lost_share": 2 / 3, "reward/lost_mean": 1.0}
     )
@@ -349,17 +357,17 @@ MUTANTS = {
         test_rewards_with_and_without_the_groups_that_are_dropped,
     ),
     "gradient is counted where the mask lets it through": (
-        batch_metrics,
+        metrics,
         "_roles",
-        lambda batch, real=batch_metrics._roles: {
+        lambda batch, real=metrics._roles: {
             name: at_BT & batch.mask_BT for name, at_BT in real(batch).items()
         },
         test_gradient_where_there_must_be_none_shows,
     ),
     "what an earlier branch trains counts twice": (
-        batch_metrics,
+        metrics,
         "_roles",
-        lambda batch, real=batch_metrics._roles: real(batch) | {"sampled": batch.turn_BT >= 0},
+        lambda batch, real=metrics._roles: real(batch) | {"sampled": batch.turn_BT >= 0},
         test_a_shared_turn_is_read_again_and_trained_once,
     ),
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from agentrl.trainers.offline.data.tokens import PairRow, TokenRow
-from agentrl.trainers.offline.measure import data_signs
+from agentrl.trainers.offline.preference import pair_warnings
+from agentrl.trainers.offline.rows import PairRow, TokenRow
 
 
 def row(rng: random.Random, length: int = 1000) -> TokenRow:
@@ -18,10 +18,10 @@ def row(rng: random.Random, length: int = 1000) -> TokenRow:
 def test_alike_responses_are_named_and_unlike_ones_are_not() -> None:
     rng = random.Random(0)
     unlike = [PairRow(row(rng), row(rng)) for _ in range(200)]
-    assert list(data_signs(unlike, 0.1)) == []
+    assert list(pair_warnings(unlike, 0.1)) == []
     alike = [
         PairRow(one.chosen, replace(one.chosen, ids=(*one.chosen.ids[:-1], 501)))
         for one in unlike[:3]
     ]
-    (sign,) = data_signs(alike, 0.1)
+    (sign,) = pair_warnings(alike, 0.1)
     assert "100% of pairs share over 90% of their tokens" in sign

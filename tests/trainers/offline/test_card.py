@@ -7,20 +7,22 @@ from pathlib import Path
 from helpers import tiny_model_folder
 
 from agentrl.chat.settings import ChatSettings
-from agentrl.evaluation.results.compare import compare_runs
+from agentrl.evaluation.compare import compare_runs
 from agentrl.trainers.config import Compute
-from agentrl.trainers.offline.card import Subject, card_lines, stage_card
+from agentrl.trainers.offline.card import Measurement, card_rows
 from agentrl.trainers.offline.settings import Card
 
 
 def test_the_gain_is_that_of_the_same_tasks(tmp_path: Path) -> None:
     model = str(tiny_model_folder())
-    whose = Subject(model, model, tmp_path, ChatSettings(), Compute(), seed=0)
     card = Card(prompts=0, env="calc-v0", tasks=4, samples=2, sandbox="process")
-    found = stage_card(card, whose, [])
+    measurement = Measurement(card, model, model, tmp_path, ChatSettings(), Compute(), seed=0)
+    found = measurement.measure([])
     pair = compare_runs(tmp_path / "eval/before", tmp_path / "eval/after")
     assert pair["n_tasks"] == 4 and pair["difference"] == 0.0
     assert found["gain"] == {"pass_at_1": 0.0, "ci95": list(pair["ci95"])}
     low, high = found["gain"]["ci95"]
     assert low < 0 < high
-    assert f"gain +0.000 (95 % {low:+.3f} to {high:+.3f})" in card_lines(found)
+    (row, *_) = card_rows(found)
+    assert row[0] == "pass_at_1" and row[3] == f"+0.000 (95 % {low:+.3f} to {high:+.3f})"
+    assert not [one for one in found["readiness"]["problems"] if "pass@1" in one]

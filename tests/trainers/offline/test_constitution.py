@@ -18,8 +18,8 @@ from preference_cases import planted_pairs, tiny_policy, write_rows
 
 from agentrl.envs.chat import ChatEnv
 from agentrl.errors import ConfigError, UserError, VerifierError
-from agentrl.trainers.offline.judging import Replies, open_judge, revisions
-from agentrl.trainers.offline.sampling import Candidate as Said
+from agentrl.trainers.offline.sampling import Replies, open_judge, revise_answers
+from agentrl.trainers.offline.sampling import SampledAnswer as Said
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import run_stage
 from agentrl.types import EndReason, Message
@@ -80,7 +80,7 @@ def test_a_judge_reads_the_whole_prompt(server: ChatServer, tmp_path: Path) -> N
 
 def test_an_answer_is_criticised_and_written_anew(server: ChatServer, tmp_path: Path) -> None:
     answers = [[Said(ASKED, Message.assistant("No."), True)], []]
-    (anew,), none = revisions(answers, constitution(tmp_path, server.url), Replies())
+    (anew,), none = revise_answers(answers, constitution(tmp_path, server.url), Replies())
     assert anew.message.content == "Yes Ada, I will open the box." and none == []
     critique, revision = (one["messages"][-1]["content"] for one in server.requests)
     assert "Does it begin with Yes?" in critique and "It refuses." not in critique
@@ -88,7 +88,7 @@ def test_an_answer_is_criticised_and_written_anew(server: ChatServer, tmp_path: 
 
 
 @pytest.mark.parametrize(("stage", "learns"), [("sft", "conversations"), ("preference", "pairs")])
-def test_a_stage_learns_from_revisions(
+def test_a_stage_learns_from_revise_answers(
     stage: str, learns: str, server: ChatServer, tmp_path: Path
 ) -> None:
     name = constitution(tmp_path, server.url)
@@ -107,7 +107,7 @@ def test_where_the_judge_fails_nothing_is_known(tmp_path: Path) -> None:
         name = constitution(tmp_path, silent.url)
         assert open_judge(name)([(ASKED, Message.assistant("Yes"))], Replies()) == [None]
         with pytest.raises(UserError, match=r"revises failed at 1 of 1 answers: .*no revision"):
-            revisions([[Said(ASKED, Message.assistant("No."), True)]], name, Replies())
+            revise_answers([[Said(ASKED, Message.assistant("No."), True)]], name, Replies())
         data = {"files": [write_rows(tmp_path / "pairs.jsonl", planted_pairs()[:4])]}
         row = {"stage": "sft", "model": tiny_policy(), "data": data, "steps": 1}
         row |= {"sample": {"answers": 2, "judge": name, "max_tokens": 4}}

@@ -19,18 +19,26 @@ from agentrl.chat.tokens import Chat
 from agentrl.engines.factory import open_chat
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import EpisodeWriter
-from agentrl.trainers.offline.data.files import read_examples, split_by_prompt
-from agentrl.trainers.offline.data.formats import TieError, read_row
-from agentrl.trainers.offline.data.nouns import Conversation, Label, Pair
-from agentrl.trainers.offline.data.tokens import (
-    conversation_rows,
-    pair_row,
-    response_row,
-    tokenised,
+from agentrl.trainers.offline.examples import Conversation, Label, Pair, TieError, read_row
+from agentrl.trainers.offline.files import read_examples, split_by_prompt
+from agentrl.trainers.offline.preference import PreferenceStage
+from agentrl.trainers.offline.rows import (
+    PairRow,
+    encode_conversation,
+    encode_examples,
+    encode_response,
 )
+from agentrl.trainers.offline.settings import StageSettings
 from agentrl.types import Message
 
 ASKED, YES, NO = Message.user("Hi?"), "Yes.", "No."
+
+
+def pair_row(chat: Chat, pair: Pair) -> PairRow:
+    row = {"stage": "preference", "model": "-", "data": {"files": ["-"]}}
+    (made,) = PreferenceStage(StageSettings.model_validate(row)).encode(chat, pair)
+    assert isinstance(made, PairRow)
+    return made
 
 
 def one_of(row: dict[str, Any]) -> Any:
@@ -208,7 +216,7 @@ def test_only_the_response_trains(chat: Chat) -> None:
     row = pair_row(chat, one_of({"prompt": talk, "chosen": "Dan", "rejected": "Eve"})).chosen
     trained = [token for token, own in zip(row.ids, row.mask, strict=True) if own]
     assert chat.tokenizer.decode(trained) == "Dan<|im_end|>"
-    (whole,) = conversation_rows(
+    (whole,) = encode_conversation(
         chat, one_of({"messages": [*talk, {"role": "assistant", "content": "Dan"}]})
     )
     trained = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
@@ -231,11 +239,11 @@ def test_long_rows_are_left_out_whole_and_counted(chat: Chat) -> None:
     lengths = sorted(
         max(len(pair_row(chat, p).chosen.ids), len(pair_row(chat, p).rejected.ids)) for p in pairs
     )
-    rows, found = tokenised(pairs, lambda pair: [pair_row(chat, pair)], lengths[0], "drop")
-    assert len(rows) == lengths.count(lengths[0]) and found.too_long == 8 - len(rows)
-    assert found.longest == lengths[-1]
+    rows, found = encode_examples(pairs, lambda pair: [pair_row(chat, pair)], lengths[0], "drop")
+    assert len(rows) == lengths.count(lengths[0]) and found["too_long"] == 8 - len(rows)
+    assert found["longest"] == lengths[-1]
     with pytest.raises(UserError, match=r"of 8 rows have more than .* data\.max_tokens"):
-        tokenised(pairs, lambda pair: [pair_row(chat, pair)], lengths[0] - 1, "refuse")
+        encode_examples(pairs, lambda pair: [pair_row(chat, pair)], lengths[0] - 1, "refuse")
 
 
 def test_pairs_are_mined_with_their_masks(tmp_path: Path, chat: Chat) -> None:
@@ -258,7 +266,7 @@ def test_pairs_are_mined_with_their_masks(tmp_path: Path, chat: Chat) -> None:
     assert sum(label.desirable for label in labels) == 3 and len(labels) == 6
     imitated, _ = read_examples([path], "conversations")
     assert len(imitated) == 3
-    assert response_row(chat, pair.prompt, pair.chosen) == rows.chosen
+    assert encode_response(chat, pair.prompt, pair.chosen) == rows.chosen
 
 
 @pytest.mark.parametrize(

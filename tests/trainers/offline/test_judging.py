@@ -13,8 +13,7 @@ from preference_cases import planted_pairs, tiny_policy, write_rows
 
 from agentrl.errors import ConfigError, UserError
 from agentrl.trainers.offline import stage
-from agentrl.trainers.offline.judging import Replies, open_judge
-from agentrl.trainers.offline.sampling import OwnAnswer, best_against_worst
+from agentrl.trainers.offline.sampling import Replies, SampledAnswer, best_against_worst, open_judge
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import held_out_prompts, run_stage
 from agentrl.types import Message
@@ -22,9 +21,10 @@ from agentrl.types import Message
 ASKED = (Message.user("Hi?"),)
 
 
-def answers(*texts: str) -> list[OwnAnswer]:
+def answers(*texts: str) -> list[SampledAnswer]:
     return [
-        OwnAnswer(ASKED, Message.assistant(text), True, make_branch(2, (2, 0))) for text in texts
+        SampledAnswer(ASKED, Message.assistant(text), True, make_branch(2, (2, 0)))
+        for text in texts
     ]
 
 

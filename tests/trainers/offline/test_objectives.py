@@ -185,7 +185,7 @@ def test_orpo_is_finite_at_certainty() -> None:
 )
 def test_wrong_settings_are_named(name: str, options: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        p.objective(name, options)
+        p.find_objective(name, options)
 
 
 def wrong_ipo(pair: p.PairScores) -> Tensor:

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,21 +25,19 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import read_metrics
 from agentrl.records.rows import messages_row
 from agentrl.trainers.config import check_config
-from agentrl.trainers.offline.data.formats import read_row
-from agentrl.trainers.offline.data.nouns import Steps
+from agentrl.trainers.offline.examples import Steps, read_row
 from agentrl.trainers.offline.process_reward import (
-    StepRow,
+    ProcessRewardStage,
     area_under,
-    judged_steps,
+    measure_steps,
     process_loss,
-    process_trainer,
-    signs_of_steps,
     step_batch,
-    step_rows,
+    step_warnings,
 )
+from agentrl.trainers.offline.rows import TokenRow
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import run_stage
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 from agentrl.types import EndReason, Message, Score
 from agentrl.verifiers import ProcessRewardModel, with_process_rewards
 from agentrl.verifiers.base import Submission
@@ -68,16 +67,27 @@ def labelled() -> list[dict[str, object]]:
     return rows
 
 
+def stage_of(**process: str) -> ProcessRewardStage:
+    row = {"stage": "process_reward", "model": "-", "data": {"files": ["-"]}, "process": process}
+    return ProcessRewardStage(StageSettings.model_validate(row))
+
+
+def step_row(ids: Iterable[int], ends: tuple[int, ...], labels: tuple[float, ...]) -> TokenRow:
+    tokens = tuple(ids)
+    return TokenRow(tokens, tuple(int(at in ends) for at in range(len(tokens))), labels)
+
+
 def test_turns_are_read_at_their_last_tokens() -> None:
     messages = talk("Yes", "No", "Yes")
     chat = open_chat(tiny_policy(256))
-    (row,) = step_rows(chat, Steps(messages, 1, (1.0, None, 0.25)), hard=False)
-    assert row.labels == (1.0, 0.25)
-    for end, at in zip(row.ends, (1, 5), strict=True):
+    (row,) = stage_of(labels="soft").encode(chat, Steps(messages, 1, (1.0, None, 0.25)))
+    assert row.targets == (1.0, 0.25)
+    ends = [place for place, own in enumerate(row.mask) if own]
+    for end, at in zip(ends, (1, 5), strict=True):
         text = chat.tokenizer.decode(row.ids[: end + 1])
         assert text == chat.template.render(messages[: at + 1], generation=False)
-    (hard,) = step_rows(chat, Steps(messages, 1, (1.0, None, 0.25)), hard=True)
-    assert hard.labels == (1.0, 1.0) and hard.ends == row.ends
+    (hard,) = stage_of(labels="hard").encode(chat, Steps(messages, 1, (1.0, None, 0.25)))
+    assert hard.targets == (1.0, 1.0) and hard.mask == row.mask
 
 
 def test_a_template_that_renders_the_past_otherwise_gives_a_row_for_each_turn() -> None:
@@ -90,8 +100,8 @@ def test_a_template_that_renders_the_past_otherwise_gives_a_row_for_each_turn() 
 
 
 def test_the_loss_reads_the_ends_of_turns_alone() -> None:
-    rows = [{"ids": [1, 2, 3, 4], "ends": [1, 3], "labels": [1.0, 0.25]}]
-    rows.append({"ids": [5, 6], "ends": [1], "labels": [0.0]})
+    rows = [{"ids": [1, 2, 3, 4], "mask": [0, 1, 0, 1], "targets": [1.0, 0.25]}]
+    rows.append({"ids": [5, 6], "mask": [0, 1], "targets": [0.0]})
     batch = step_batch(rows, 0)
     logits = torch.tensor([[9.0, 0.5, -7.0, -1.0], [3.0, 2.0, 1.0, 8.0]], requires_grad=True)
     poisoned = torch.where(batch["step_mask"], logits, torch.nan)
@@ -113,10 +123,10 @@ def test_the_loss_reads_the_ends_of_turns_alone() -> None:
 @pytest.mark.parametrize("micro_rows", [1, 2])
 def test_each_labelled_turn_counts_alike_in_every_split(micro_rows: int, tmp_path: Path) -> None:
     rows = [
-        StepRow(tuple(range(3, 23)), (5,), (1.0,)),
-        StepRow(tuple(range(30, 50)), (3, 5, 7, 9, 11), (0.0,) * 5),
-        StepRow(tuple(range(50, 70)), (4,), (1.0,)),
-        StepRow(tuple(range(60, 80)), (4, 9), (0.5, 0.5)),
+        step_row(range(3, 23), (5,), (1.0,)),
+        step_row(range(30, 50), (3, 5, 7, 9, 11), (0.0,) * 5),
+        step_row(range(50, 70), (4,), (1.0,)),
+        step_row(range(60, 80), (4, 9), (0.5, 0.5)),
     ]
 
     def gradient(micro: int) -> torch.Tensor:
@@ -144,8 +154,10 @@ def test_each_labelled_turn_counts_alike_in_every_split(micro_rows: int, tmp_pat
                 "optimizer": {"max_grad_norm": 1e9},
             },
         )
-        trainer, plan = process_trainer(model, 0, rows, settings, tmp_path)
-        assert plan.accumulate == 4 // (micro or 4)
+        stage = ProcessRewardStage(settings)
+        stage.model, stage.pad_id = model, 0
+        trainer = stage.trainer(rows, tmp_path)
+        assert trainer.args.gradient_accumulation_steps == 4 // (micro or 4)
         found: list[torch.Tensor] = []
         model.score.bias.register_post_accumulate_grad_hook(
             lambda bias: found.append(bias.grad.clone())
@@ -162,12 +174,12 @@ def test_how_good_chances_are() -> None:
     assert area_under(labels, scores) == 0.75  # the example of scikit-learn's roc_auc_score
     assert area_under(labels, torch.ones(4)) == 0.5 and area_under(torch.ones(4), scores) is None
     assert area_under(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 2.0, 1.0])) == 2 / 3
-    rows = [StepRow((1, 2), (0, 1), (0.0, 1.0)), StepRow((1,), (0,), (1.0,))]
-    found = judged_steps(rows, [0.25, 0.75, 0.75])
+    rows = [step_row((7, 1, 2), (1, 2), (0.0, 1.0)), step_row((7, 1), (1,), (1.0,))]
+    found = measure_steps(rows, [0.25, 0.75, 0.75])
     assert found["auc"] == 1 and found["turns"] == 3 and found["labelled"] == pytest.approx(2 / 3)
     assert found["loss"] == pytest.approx(-math.log(0.75)) and found["calibration"] == 0.25
-    assert signs_of_steps(found) == ["its chances are off: calibration error 0.25"]
-    assert "have one label" in signs_of_steps(judged_steps(rows[1:], [0.5]))[0]
+    assert step_warnings(found) == ["its chances are off: calibration error 0.25"]
+    assert "have one label" in step_warnings(measure_steps(rows[1:], [0.5]))[0]
 
 
 @given(CHANCES)

@@ -14,13 +14,13 @@ from reward_cases import ranked
 from agentrl.engines.loading import load_model, refuse_other_tokenizer
 from agentrl.errors import ConfigError, UserError
 from agentrl.records.files import read_metrics
-from agentrl.trainers.offline import alignment
-from agentrl.trainers.offline.data.files import read_examples
+from agentrl.trainers.offline.files import read_examples
+from agentrl.trainers.offline.preference import PreferenceStage
 from agentrl.trainers.offline.settings import StageSettings
 from agentrl.trainers.offline.stage import run_stage
 from agentrl.trainers.pipeline import run_offline
 from agentrl.verifiers import RewardModel
-from agentrl.verifiers.models.reward_store import RewardStore
+from agentrl.verifiers.models.reward_service import RewardStore
 
 
 @pytest.fixture(scope="module")
@@ -109,20 +109,20 @@ def talks() -> list[dict[str, Any]]:
 def test_a_reward_model_reads_at_its_end_what_it_read_in_training(world: Path) -> None:
     """The trap of the score's position: rows of training are those of the verifier."""
     from agentrl.engines.factory import open_chat
-    from agentrl.trainers.offline.data.formats import read_row
-    from agentrl.trainers.offline.reward import new_reward_model, reward_row
+    from agentrl.trainers.offline.examples import read_row
+    from agentrl.trainers.offline.reward import RewardStage
 
-    settings = stage(world, "reward")
-    model = new_reward_model(settings, 0)
+    reward = RewardStage(stage(world, "reward"))
+    model = reward.new_model(0)
     judge = RewardModel(model, open_chat(warm(world)).tokenizer)
     (pair,) = read_row(planted_pairs()[0])
-    row = reward_row(open_chat(warm(world)), pair)  # type: ignore[arg-type]
+    (row,) = reward.encode(open_chat(warm(world)), pair)
     whole = (talks()[0]["prompt"], talks()[0]["said"])
-    assert row.chosen == judge.encode(whole)
+    assert row.chosen.ids == judge.encode(whole)
     with torch.no_grad():
-        states = model.model(torch.tensor([row.chosen])).last_hidden_state
+        states = model.model(torch.tensor([row.chosen.ids])).last_hidden_state
         at_end = model.score(states)[0, -1].item()
-    padded = judge._batches.forward([row.chosen, (*row.chosen, 5, 6, 7)])[0][0]
+    padded = judge._batches.forward([row.chosen.ids, (*row.chosen.ids, 5, 6, 7)])[0][0]
     assert padded == pytest.approx(at_end, abs=1e-5)
 
 
@@ -173,14 +173,14 @@ def test_every_row_trains_once_an_epoch(
     settings = stage(world, "preference", objective="simpo", **more)
     data = settings.data.model_copy(update={"files": [path], "held_out": 0})
     trained: list[tuple[int, ...]] = []
-    score = alignment.pair_scores
+    score = PreferenceStage.pair_scores
 
-    def seen(model: Any, inputs: Any, parts: Any) -> Any:
+    def seen(self: PreferenceStage, model: Any, inputs: Any) -> Any:
         for row, own in zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True):
             trained.append(tuple(row[own].tolist()))
-        return score(model, inputs, parts)
+        return score(self, model, inputs)
 
-    monkeypatch.setattr(alignment, "pair_scores", seen)
+    monkeypatch.setattr(PreferenceStage, "pair_scores", seen)
     run_stage(settings.model_copy(update={"data": data}), tmp_path / "run")
     assert len(trained) == len(set(trained)) == 20
 
@@ -290,7 +290,7 @@ def test_the_program_runs_a_stage(
     assert app("train", config, "--out", tmp_path / "run") == 2
     assert "go on with it by --resume" in capsys.readouterr().err
     assert app("train", config, "--out", tmp_path / "b", "--set", "heads=3") == 2
-    assert "it stands in a table: reward" in capsys.readouterr().err
+    assert "did you mean 'reward.heads'?" in capsys.readouterr().err
     assert app("train", config, "--out", tmp_path / "b", "--plan") == 2
     assert "--plan is for online training" in capsys.readouterr().err
 

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.trainers.algorithms.parts import name_of
+from agentrl.trainers.algorithms.adaptive import COEF_RANGE, AdaptiveEntropy, AdaptiveKL
 from agentrl.trainers.algorithms.recipes import recipe
-from agentrl.trainers.algorithms.targets import COEF_RANGE, AdaptiveEntropy, AdaptiveKL
 
 
 def check_the_kl_rule(after):
@@ -94,70 +93,43 @@ RULES = [
 
 
 @pytest.mark.parametrize(
-    ("check", "rule"), [(check, rule) for check, rule, _ in RULES], ids=name_of
+    ("check", "rule"), [(check, rule) for check, rule, _ in RULES], ids=lambda one: one.__name__
 )
 def test_the_rule(check, rule):
     check(rule)
 
 
 @pytest.mark.parametrize(
-    ("check", "wrong"), [(check, wrong) for check, _, some in RULES for wrong in some], ids=name_of
+    ("check", "wrong"),
+    [(check, wrong) for check, _, some in RULES for wrong in some],
+    ids=lambda one: one.__name__,
 )
 def test_a_wrong_rule_is_flagged(check, wrong):
     with pytest.raises(AssertionError):
         check(wrong)
 
 
-@pytest.mark.parametrize("rule", [AdaptiveKL(), AdaptiveEntropy()])
+@pytest.mark.parametrize("rule", [AdaptiveKL(1.0, 0.01), AdaptiveEntropy(0.0, 0.2)])
 def test_what_is_no_number_ends_training(rule):
-    with pytest.raises(TrainingError, match=r"is no number after an update.* lower learning_rate"):
+    with pytest.raises(TrainingError, match="lower learning_rate"):
         rule.update(math.nan)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "sentence"),
+    ("name", "changes", "setting"),
     [
-        (
-            "grpo",
-            {"kl_target": 0.01},
-            "kl_target=0.01 needs anchor_kl_coef, which no part of the recipe has: leave kl_target",
-        ),
-        (
-            "ppo_penalty",
-            {"kl_target": 0.0},
-            "kl_target=0.0 must be a positive number of nats per token",
-        ),
-        ("ppo_penalty", {"kl_target": True}, "kl_target=true must be a positive number"),
-        (
-            "ppo_penalty",
-            {"anchor_kl_coef": 0.0},
-            "anchor_kl_coef=0.0 must be from 9.5e-07 to 1.0e.06 where kl_target",
-        ),
-        (
-            "grpo",
-            {"entropy_target": -0.2},
-            "entropy_target=-0.2 must be a positive number of nats per token",
-        ),
-        (
-            "grpo",
-            {"entropy_target": "low"},
-            "entropy_target='low' must be a positive number of nats per token",
-        ),
-        (
-            "grpo",
-            {"entropy_target": 0.2, "entropy_coef": 2.0},
-            "entropy_coef=2.0 must be from 0 to 1.0 where entropy_t",
-        ),
+        ("grpo", {"kl_target": 0.01}, "kl_target"),
+        ("ppo_penalty", {"kl_target": 0.0}, "kl_target"),
+        ("ppo_penalty", {"kl_target": True}, "kl_target"),
+        ("ppo_penalty", {"anchor_kl_coef": 0.0}, "anchor_kl_coef"),
+        ("grpo", {"entropy_target": -0.2}, "entropy_target"),
+        ("grpo", {"entropy_target": "low"}, "entropy_target"),
+        ("grpo", {"entropy_target": 0.2, "entropy_coef": 2.0}, "entropy_coef"),
+        ("grpo", {"ref_kl_target": 0.1}, "ref_kl_target"),
+        ("grpo", {"ref_kl_target": 0.1, "kl_coef": 0.0}, "kl_coef"),
     ],
 )
-def test_senseless_targets_are_refused(name, changes, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+def test_senseless_targets_are_refused(name, changes, setting):
+    with pytest.raises(ConfigError) as caught:
         recipe(name, **changes)
-
-
-def test_a_rule_refuses_senseless_numbers_by_itself():
-    for wrong in (lambda: AdaptiveKL(target=0.0), lambda: AdaptiveEntropy(target=math.inf)):
-        with pytest.raises(
-            ConfigError, match=r"_target=.* must be a number of nats per token above 0"
-        ):
-            wrong()
+    assert caught.value.setting == f"loss.{setting}"

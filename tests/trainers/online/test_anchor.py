@@ -12,17 +12,15 @@ import torch
 from run_cases import TOYS
 
 from agentrl.engines.loading import load_model, load_tokenizer
+from agentrl.trainers import learner as learner_module
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
 from agentrl.trainers.algorithms.recipes import RECIPES
-from agentrl.trainers.batch import pack
+from agentrl.trainers.batch import OUTCOMES, pack
 from agentrl.trainers.config import check_config
+from agentrl.trainers.learner import Learner
 from agentrl.trainers.models import scoring
 from agentrl.trainers.models.tiny import build_model
-from agentrl.trainers.online import anchor, prepare
-from agentrl.trainers.online.anchor import with_anchor
-from agentrl.trainers.online.learner import Learner
-from agentrl.trainers.online.run import Run
-from agentrl.trainers.rewards import OUTCOMES
+from agentrl.trainers.run import Run
 
 MOST = 0.002
 """Share of trained tokens that may be clipped in front of a round's first step."""
@@ -65,7 +63,7 @@ def played(config, path):
 
 def first_step(config, groups, pad_id):
     """The metrics of a learner's first round on these groups."""
-    learner = Learner(config)
+    learner = Learner.load(config)
     batch = pack(groups, pad_id, version=0)
     batch = replace(batch, parts_E={"any": batch.reward_E})
     if "greedy" in learner.recipe.needs:
@@ -137,7 +135,7 @@ def test_tokens_of_an_earlier_policy_keep_their_samplers_word(model, tmp_path, l
     batch = pack(groups, pad_id, version=1)
     stale_BT = batch.mask_BT & (torch.arange(len(batch)) % 2 == 0)[:, None]
     batch = replace(batch, version_BT=torch.where(stale_BT, 0, 1).int())
-    found = with_anchor(Learner(config), batch, batch.old_logprobs_BT - 0.5)
+    found = Learner.load(config).with_anchor(batch, batch.old_logprobs_BT - 0.5)
     moved_BT = found.anchor_BT - batch.old_logprobs_BT
     assert (moved_BT[batch.mask_BT & ~stale_BT] == -0.5).all()
     assert (moved_BT[stale_BT] == (-0.5 if is_anchored else 0.0)).all()
@@ -163,7 +161,7 @@ def test_the_budget_of_a_round_pays_for_no_earlier_round(model, tmp_path, comput
     groups, pad_id = played(config, tmp_path / "x")
     batch = pack(groups, pad_id, version=1)
     present = replace(batch, version_BT=torch.where(batch.mask_BT, 1, -1).int())
-    found = Learner(config).step(with_an_old_group(present, 0.5), 1)
+    found = Learner.load(config).step(with_an_old_group(present, 0.5), 1)
     assert found["policy/updates"] == updates
     if not loss:
         assert found["policy/kl"] > 0.01, "what the old tokens say is still told"
@@ -174,10 +172,10 @@ def test_a_coefficient_follows_what_this_round_moved(model, tmp_path):
     groups, pad_id = played(config, tmp_path / "x")
     batch = pack(groups, pad_id, version=1)
     present = replace(batch, version_BT=torch.where(batch.mask_BT, 1, -1).int())
-    learner = Learner(config)
+    learner = Learner.load(config)
     found = learner.step(with_an_old_group(present, 0.5), 1)
     assert found["policy/kl_after"] < 1e-6 and learner.recipe.options["anchor_kl_coef"] == 0.5
-    learner = Learner(config)
+    learner = Learner.load(config)
     old = replace(present, version_BT=torch.where(batch.mask_BT, 0, -1).int())
     assert "policy/kl_after" not in learner.step(old, 1)
     assert learner.recipe.options["anchor_kl_coef"] == 1, "nothing told how far this round went"
@@ -192,18 +190,20 @@ def test_with_dropout_the_reference_is_scored_as_often_as_it_is_read(
 ):
     config = settings(model, compute={"dropout": 0.2, "lora_rank": rank}, loss=loss)
     groups, pad_id = played(config, tmp_path / "x")
-    learner, calm, dropping = Learner(config), [], []
+    learner, calm, dropping = Learner.load(config), [], []
+    score, frozen_logprobs = Learner.score, scoring.frozen_logprobs
 
-    def count(said, calls):
-        def counted(model, *rest, **more):
-            calls.append(model is learner.reference)
-            assert model.training == (calls is dropping)
-            return said(model, *rest, **more)
+    def score_calmly(self, model, *rest):
+        calm.append(model is self.reference)
+        return score(self, model, *rest)
 
-        return counted
+    def score_with_dropout(model, *rest):
+        dropping.append(model is learner.reference)
+        assert model.training
+        return frozen_logprobs(model, *rest)
 
-    monkeypatch.setattr(prepare, "token_logprobs", count(scoring.token_logprobs, calm))
-    monkeypatch.setattr(anchor, "frozen_logprobs", count(scoring.frozen_logprobs, dropping))
+    monkeypatch.setattr(Learner, "score", score_calmly)
+    monkeypatch.setattr(learner_module, "frozen_logprobs", score_with_dropout)
     metrics = learner.step(pack(groups, pad_id, version=0), 0)
     assert bool(sum(calm)) == bool(scored) and any(dropping)
     assert metrics["policy/ref_kl"] == 0 and (rank or not learner.reference.training)

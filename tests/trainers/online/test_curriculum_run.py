@@ -17,8 +17,8 @@ from run_cases import PARITY, TOLD, run, settings
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import read_config
-from agentrl.trainers.online.run import Run
-from agentrl.trainers.online.tasks import RunTasks
+from agentrl.trainers.run import Run
+from agentrl.trainers.tasks import RunTasks
 
 TWO = {
     "env": [
@@ -104,25 +104,25 @@ def test_killed_and_resumed_the_same_tasks_are_chosen(model, tmp_path):
         ('env = "calc-v0"', ["curriculum.sampler=lernability"], "did you mean 'learnability'"),
         ('env = "calc-v0"', ["curriculum.sampler=band", "curriculum.low=0.9"],
          "the band from low=0.9 to high=0.8 is empty"),
-        ('env = "calc-v0"', ["curriculum.explore=0.2"], "curriculum.sampler is missing: must be"),
+        ('env = "calc-v0"', ["curriculum.explore=0.2"], "'curriculum.sampler' is missing: choose"),
         ('env = "calc-v0"', ["curriculum.sampler=band", "curriculum.lwo=0.1"],
-         "'curriculum.lwo' is unknown: did you mean 'low'"),
+         "'curriculum.lwo' is unknown: did you mean 'curriculum.low'"),
         ('env = "calc-v0"\ncurriculum = {sampler = "staged", target = 0.5, levels = [{}, {}]}',
          ["curriculum.sampler=uniform"],
-         "'curriculum.target' is unknown: target belongs to sampler 'staged'"),
+         "'curriculum.target' is unknown: it belongs to 'staged'"),
         ('env = "calc-v0"', ["curriculum.sampler=thompson", "curriculum.sharpness=2"],
-         "sharpness belongs to sampler 'learnability' or 'mgpo'"),
+         "it belongs to 'learnability' or 'mgpo'"),
         ('env = "calc-v0"', ["curriculum.sampler=uniform", "curriculum.pool=8"],
          "curriculum.pool=8 holds fewer than the 32 tasks"),
         ('env = "calc-v0"', ["curriculum.sampler=uniform", "curriculum.group_most=4"],
          "curriculum.group_most=4 is below group_size=8"),
         ('env = "calc-v0"', ["curriculum.sampler=staged"], "give at least two"),
         ('env = "calc-v0"', ["curriculum.sampler=uniform", "curriculum.explore=0"],
-         "curriculum.explore=0: input should be greater than 0"),
+         "curriculum.explore=0 must be greater than 0"),
         ('[[env]]\nid = "calc-v0"\n[[env]]\nid = "calc-v0"', [], "are called 'calc-v0'"),
         ('[[env]]\nid = "calc-v0"\nfloor = 0.7\n[[env]]\nid = "bugfix-v0"', ["env.1.floor=0.5"],
          "sum to 1.2, more than 1"),
-        ('[[env]]\nid = "calc-v0"', ["env.3.floor=0.5"], "'3' is no place in a list of 1"),
+        ('[[env]]\nid = "calc-v0"', ["env.3.floor=0.5"], "'3' is not a place in a list of 1"),
         ('[[env]]\nid = "calc-v0"', ["env.0.flor=0.5"], "'env.0.flor' is unknown: did you mean"),
     ],
 )  # fmt: skip
@@ -146,7 +146,7 @@ def test_held_out_tasks_are_compared_with_their_own_environment_only(model, monk
     tasks = RunTasks(settings(model, **change))
     compared = []
     monkeypatch.setattr(
-        "agentrl.trainers.online.tasks.find_overlap",
+        "agentrl.trainers.tasks.find_overlap",
         lambda env, own, split, seed: compared.append([one.id for one in own]),
     )
     assert tasks.overlaps() == []

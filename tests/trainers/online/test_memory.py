@@ -21,7 +21,7 @@ from rich.console import Console
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.config import Compute, check_config
-from agentrl.trainers.online.memory import Work, plan, plan_run, plan_table
+from agentrl.trainers.memory import Work, plan, plan_run, plan_table
 from agentrl.types import Limits
 
 

@@ -9,16 +9,16 @@ from statistics import fmean
 
 import pytest
 import torch
-from run_cases import TOLD, run
+from run_cases import TOLD, Heard, run
 
 from agentrl.engines.loading import load_critic, load_model
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.records.files import read_episodes
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.config import CriticSettings, check_config, read_config, write_config
-from agentrl.trainers.online import checkpoint
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.folder import Checkpoint
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Run
 
 
 def settings(model, critic=None, **changes):
@@ -48,9 +48,7 @@ def test_the_critic_of_a_run_explains_half_of_the_variance_and_more(model, tmp_p
 
 def test_while_the_critic_is_pre_trained_the_policy_stands_still(model, tmp_path):
     rows = run(settings(model, {"warmup": 2}, keep_last=9), tmp_path / "run")
-    found = [
-        checkpoint.Checkpoint(tmp_path / f"run/checkpoints/step_{step}", step) for step in (1, 2, 3)
-    ]
+    found = [Checkpoint(tmp_path / f"run/checkpoints/step_{step}", step) for step in (1, 2, 3)]
     policies = [weights(load_model(model)), *(weights(load_model(one.model)) for one in found)]
     assert torch.equal(policies[0], policies[1]) and torch.equal(policies[0], policies[2])
     assert not torch.equal(policies[0], policies[3])
@@ -110,46 +108,31 @@ def test_settings_of_a_critic_are_the_recipes(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "critic", "said"),
+    ("name", "critic", "setting"),
     [
-        (
-            "grpo",
-            {"warmup": 3},
-            r"recipe grpo has no critic: leave critic=\{warmup = 3\} out, or use one of turn_ppo",
-        ),
-        (
-            "ppo",
-            {"epochs": 0},
-            "critic of recipe ppo: epochs=0: input should be greater than or equal to 1",
-        ),
-        (
-            "ppo",
-            {"lr": 1},
-            "critic of recipe ppo: setting 'lr' is unknown: settings are model, learning_rate",
-        ),
-        (
-            "ppo",
-            {"warm_up": 1},
-            "critic of recipe ppo: setting 'warm_up' is unknown: did you mean 'warmup'?",
-        ),
-        ("ppo", 3, r"critic=3 must be a table, as in critic = \{warmup = 5\}"),
+        ("grpo", {"warmup": 3}, "loss.critic"),
+        ("ppo", {"epochs": 0}, "loss.critic.epochs"),
+        ("ppo", {"lr": 1}, "loss.critic.lr"),
+        ("ppo", {"warm_up": 1}, "loss.critic.warm_up"),
+        ("ppo", 3, "loss.critic"),
     ],
 )
-def test_wrong_settings_of_a_critic_are_refused_in_one_sentence(name, critic, said):
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_settings_of_a_critic_are_refused(name, critic, setting):
+    with pytest.raises(ConfigError) as caught:
         recipe(name, critic=critic)
+    assert caught.value.setting == setting
 
 
 def test_a_run_that_is_all_warmup_says_so(model, tmp_path):
-    said = []
+    heard = Heard()
     for folder, steps in (("a", 2), ("b", 3)):
         config = settings(model, {"warmup": 2}, steps=steps)
         Run(
             config,
             tmp_path / folder,
-            listen=lambda kind, what: said.append(what) if kind == "warning" else None,
+            events=heard,
         ).close()
-    assert said == [
+    assert heard.warnings == [
         "loss.critic.warmup=2 leaves none of steps=2 to the policy: only the critic learns"
     ]
 

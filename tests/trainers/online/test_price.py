@@ -8,7 +8,7 @@ from agentrl.safety.settings import SafetySettings
 from agentrl.safety.writes import WriteSet
 from agentrl.trainers.config import check_config
 from agentrl.trainers.observe.metrics import safety_metrics
-from agentrl.trainers.online.price import SideEffectPrice
+from agentrl.trainers.price import SideEffectPrice
 from agentrl.trajectory import CallEvent, Counts, Group
 from agentrl.types import EndReason
 from agentrl.verifiers.base import Submission

@@ -16,13 +16,12 @@ from helpers import REPO, below, last_json, tiny_model_folder, wait_for
 from run_cases import run, settings, timeless
 from vllm_cases import Vllm, prompts_of
 
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import EngineSettings, Sampling
 from agentrl.engines.own_process import process
-from agentrl.engines.settings import EngineSettings
 from agentrl.errors import ConfigError, EngineAway
 from agentrl.records.files import read_episodes
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Run, Unheard
 from agentrl.types import Ending, EndReason
 
 OWN = {"process": True}
@@ -70,16 +69,16 @@ def test_training_goes_on_when_the_process_is_killed(model, tmp_path):
     """What was under way is played again, and parity is asked again before anything is learnt."""
     played, probed = [], []
 
-    def listen(kind, what):
-        if kind == "phase" and len(played) == 1:
-            kill_mid_rollout(opened.engine)
-        if kind == "phase":
-            played.append(what)
+    class Killer(Unheard):
+        def on_phase(self, label, episodes):
+            if len(played) == 1:
+                kill_mid_rollout(opened.engine)
+            played.append(label)
 
     config = settings(model, steps=3, eval_every=0, engine=OWN, compute={"lora_rank": 2})
-    with Run(config, tmp_path / "x", listen=listen) as opened:
-        confirm = opened.watch.confirm
-        opened.watch.confirm = lambda version: probed.append(version) or confirm(version)
+    with Run(config, tmp_path / "x", events=Killer()) as opened:
+        confirm = opened.parity.confirm
+        opened.parity.confirm = lambda version: probed.append(version) or confirm(version)
         train(opened)
     rows = timeless(tmp_path / "x")
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -91,7 +90,7 @@ def test_training_goes_on_when_the_process_is_killed(model, tmp_path):
     assert all(row["episodes/failed_infra"] == 0 for row in rows)
     lines = (tmp_path / "x/episodes.jsonl").read_text().splitlines()
     lost = [row for row in map(json.loads, lines) if row["end"] == "engine_error"]
-    assert {row["key"]["step"] for row in lost} == {hit}
+    assert {row["key"]["round"] for row in lost} == {hit}
     assert all(row["score"]["value"] is None and row["key"]["attempt"] == 0 for row in lost)
     assert all("was killed by SIGKILL" in row["failure"] for row in lost)
 
@@ -102,13 +101,14 @@ def test_a_run_whose_engine_keeps_dying_ends_with_one_sentence_and_can_be_resume
 ):
     monkeypatch.setattr(process, "BACK_OFF_S", ())
 
-    def listen(kind, what):
-        if kind == "phase" and what[0].startswith("round 2"):
-            kill_mid_rollout(opened.engine)
+    class Killer(Unheard):
+        def on_phase(self, label, episodes):
+            if label.startswith("round 2"):
+                kill_mid_rollout(opened.engine)
 
     config = settings(model, steps=2, eval_every=0, engine=OWN)
     said = r"was killed by SIGKILL; .*engine\.log says nothing; mend that"
-    opened = Run(config, tmp_path / "x", listen=listen)
+    opened = Run(config, tmp_path / "x", events=Killer())
     with pytest.raises(EngineAway, match=said), opened:
         train(opened)
     with Run(settings(model, steps=2, eval_every=0), tmp_path / "x", resume=True) as opened:
@@ -131,7 +131,7 @@ def test_vllm_has_a_process_unless_told_otherwise(engine, has_process):
 
 
 def test_a_process_and_a_second_copy_are_one_too_many(model):
-    with pytest.raises(ConfigError, match="process=true has them in any case: leave it out"):
+    with pytest.raises(ConfigError, match="process=true implies it"):
         settings(model, engine={"process": True, "own_weights": True})
 
 

@@ -54,7 +54,7 @@ def calculator(tmp_path_factory):
     build_model(folder, build_tokenizer(said), width=64, layers=1, context=256)
     model, chat = load_model(folder), Chat(load_tokenizer(folder))
     shown = demonstrations(played, chat, make().tools)
-    rows = collate([{"input_ids": row.input_ids, "labels": row.labels} for row in shown], 0)
+    rows = collate([{"ids": row.ids, "mask": row.mask} for row in shown], 0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(50):
         model(**rows).loss.backward()

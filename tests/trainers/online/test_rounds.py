@@ -12,13 +12,13 @@ from recipe_cases import filled
 from scripted_rounds import LOST, MIXED, WON, Scripted, played
 from trainer_cases import PAD, quick
 
+from agentrl.engines.base import Sampling
 from agentrl.engines.routing import Replay
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import PolicyOutput
-from agentrl.trainers.observe.batch_metrics import staleness_metrics
-from agentrl.trainers.observe.updates import Unwatched, UpdateLog, fresh
-from agentrl.trainers.online.loop import is_hopeless
-from agentrl.trainers.online.rounds import Round, pack_round, tasks_for, with_greedy
+from agentrl.trainers.loop import is_hopeless
+from agentrl.trainers.observe.metrics import UpdateLog, fresh, staleness_metrics
+from agentrl.trainers.rounds import Round, pack_round, tasks_for, with_greedy
 from agentrl.types import Score
 
 TABLE = (MIXED, WON, LOST, (0.0, 1.0, 1.0), WON, *[MIXED] * 40)
@@ -37,7 +37,7 @@ def test_quiet_groups_do_not_train_beside_their_replacements(name):
     assert script.draws == [(0, 0, 4), (0, 1, 4)], "2 missing · (4 + 2)/(2 + 1)"
     assert (numbers(round_.groups), numbers(round_.refilled)) == ([0, 1, 2, 3], [5, 6])
     assert numbers(round_.spare) == [4, 7] and script.seen == 8
-    batch = filled(pack_round(round_, row, PAD), round_.trained, row.needs)
+    batch = filled(pack_round(round_, row, PAD, round_.number), round_.trained, row.needs)
     assert batch.n_refilled == 6
     batch = row.advantage(batch)
     trained = sorted(set(batch.group_E[batch.episode_B].tolist()))
@@ -96,7 +96,7 @@ def test_a_carried_group_keeps_the_version_that_sampled_it():
     rounds.play(0)
     round_ = rounds.play(1)
     assert numbers(round_.carried) == [7]
-    batch = row.advantage(pack_round(round_, row, PAD))
+    batch = row.advantage(pack_round(round_, row, PAD, round_.number))
     carried_B = batch.group_E[batch.episode_B] == 4
     age_BT = torch.where(batch.mask_BT, 1 - batch.version_BT, 0)
     assert (age_BT.bool().any(1) == carried_B).all() and carried_B.sum() == 3
@@ -111,25 +111,25 @@ def test_the_parity_gate_judges_tokens_of_this_version_alone():
     row = recipe("dapo")
     rounds = script.rounds(row)
     rounds.play(0)
-    batch = row.advantage(pack_round(rounds.play(1), row, PAD))
+    batch = row.advantage(pack_round(rounds.play(1), row, PAD, 1))
     old_BT = batch.mask_BT & (batch.version_BT == 0)
     assert old_BT.any() and not (fresh(batch).mask_BT & old_BT).any()
     said = PolicyOutput(torch.where(old_BT, batch.old_logprobs_BT - 2, batch.old_logprobs_BT))
     asked = {}
 
-    class Gate(Unwatched):
-        def agree(self, gap, mini):
+    class Gate:
+        def judge_gap(self, gap, mini):
             asked.update(gap, tokens=int(mini.mask_BT.sum()))
-            return gap
+
+        def judge_ratios(self, ratios):
+            pass
 
     log = UpdateLog(batch, batch, 1, Gate())
     loss = {"loss": 0.0, "scored": 1.0, "ratio_max": 1.0, "approx_kl": 0.0}
-    log.micro(said, batch, loss, Replay())
-    log.mini(batch, 1.0)
+    log.add_micro_batch(said, batch, loss, Replay())
+    log.end_minibatch(batch, 1.0)
     assert asked["parity/gap_max"] == 0 and asked["tokens"] == int((batch.mask_BT & ~old_BT).sum())
-    assert log.metrics(dict)["ratio/raw_p01"] == pytest.approx(0.1353, abs=1e-3), (
-        "e⁻² is not hidden"
-    )
+    assert log.metrics()["ratio/raw_p01"] == pytest.approx(0.1353, abs=1e-3), "e⁻² is not hidden"
     assert fresh(replace(batch, version=None)).mask_BT.equal(batch.mask_BT)
 
 
@@ -173,12 +173,14 @@ def test_the_greedy_baseline_earns_process_rewards_as_well():
     round_ = Round(0, [group], (), (), {"t0": object()})
 
     class Greedy:
-        def dispatch(self, tasks, step, *, phase, group_size, policy):
+        def dispatch(self, tasks, work):
             paid = played(0, (3.0,)).episodes[0]
             paid = replace(paid, score=Score(3.0, turns={"step": (1.0, 0.5)}))
             return type("Handle", (), {"gather": lambda _: [replace(group, episodes=(paid,))]})()
 
-    batch = with_greedy(pack_round(round_, row, PAD), round_, Greedy(), None, row)
+    batch = with_greedy(
+        pack_round(round_, row, PAD, round_.number), round_, Greedy(), Sampling(), row
+    )
     assert batch.greedy_reward_E.tolist() == [2.75, 2.75]
     found = row.advantage(batch).advantages_BT
     assert found.amin(1).tolist() == [-1.75, -2.75]

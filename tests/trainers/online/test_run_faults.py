@@ -5,24 +5,26 @@ tiny models.
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from run_cases import TOYS, run, timeless
+from run_cases import TOYS, Heard, run, timeless
 from toy_envs import Parity
 
-from agentrl.curriculum import parts as parts_module
+from agentrl.curriculum import source as parts_module
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
+from agentrl.trainers import learner, session
 from agentrl.trainers.config import check_config
-from agentrl.trainers.observe import updates
-from agentrl.trainers.online import checkpoint, learner, session
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
-from agentrl.trainers.online.session import run_training
+from agentrl.trainers.folder import latest_checkpoint
+from agentrl.trainers.loop import train
+from agentrl.trainers.observe import metrics
+from agentrl.trainers.run import Run
+from agentrl.trainers.session import run_training
 from agentrl.types import Score
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "trainers.md"
@@ -62,10 +64,10 @@ def settings(model, **changes):
 def test_what_is_refused_is_refused_before_anything_is_played_or_written(
     model, tmp_path, change, sentence
 ):
-    heard = []
+    heard = Heard()
     with pytest.raises(ConfigError, match=sentence):
-        run(settings(model, **change), tmp_path / "a", listen=lambda *said: heard.append(said))
-    assert not heard and not (tmp_path / "a").exists()
+        run(settings(model, **change), tmp_path / "a", events=heard)
+    assert not heard.phases and not heard.warnings and not (tmp_path / "a").exists()
 
 
 def test_a_wrong_tracker_leaves_the_run_folder_free(model, tmp_path):
@@ -79,13 +81,10 @@ def test_a_wrong_tracker_leaves_the_run_folder_free(model, tmp_path):
 
 
 def test_a_policy_that_would_never_learn_is_warned_of(model, tmp_path):
-    heard = []
+    heard = Heard()
     config = settings(model, recipe="vapo", steps=1)
-    Run(config, tmp_path / "a", listen=lambda *said: heard.append(said)).close()
-    assert (
-        "warning",
-        "loss.critic.warmup=50 leaves none of steps=1 to the policy: only the critic learns",
-    ) in heard
+    Run(config, tmp_path / "a", events=heard).close()
+    assert any("loss.critic.warmup=50" in sentence for sentence in heard.warnings)
 
 
 def test_nothing_held_out_is_no_evaluation(model, tmp_path, monkeypatch):
@@ -183,13 +182,13 @@ def test_a_crash_within_a_checkpoint_loses_nothing(model, tmp_path, monkeypatch,
         "save_pretrained": (learner, "save_policy", 3),
         "torch.save": (torch, "save", 6),
         "rename": (Path, "rename", 3),
-        "rmtree": (checkpoint.shutil, "rmtree", 8),
+        "rmtree": (shutil, "rmtree", 8),
     }
     owner, name, when = places[at]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, cut(getattr(owner, name), when))
         run(settings(model, **WORST), tmp_path / "b" / "x")
-    assert 0 < checkpoint.latest(tmp_path / "b" / "x").step < 4
+    assert 0 < latest_checkpoint(tmp_path / "b" / "x").step < 4
     assert run(settings(model, **WORST), tmp_path / "b" / "x", resume=True) == whole
 
 
@@ -211,7 +210,7 @@ def test_who_interrupts_a_run_is_told_where_it_goes_on(
     monkeypatch.setattr(session, "train", stop)
     with pytest.raises(KeyboardInterrupt):
         session.train_with_display(settings(model, save_every=save_every), tmp_path / "x")
-    said = f"interrupted after round 3; the same command with --resume goes on {begins}"
+    said = f"interrupted after round 3; the same command with --resume continues {begins}"
     assert said in capsys.readouterr().err
     assert (tmp_path / "x/report.html").exists()
 
@@ -244,7 +243,7 @@ def test_a_step_that_the_budget_skips_trains_nothing(model, tmp_path):
 
 def test_shares_of_the_gradient_weigh_by_corrections(model, tmp_path, monkeypatch):
     heard = []
-    monkeypatch.setattr(updates, "gradient_metrics", lambda trained: heard.extend(trained) or {})
+    monkeypatch.setattr(metrics, "gradient_metrics", lambda trained: heard.extend(trained) or {})
     run(settings(model, steps=1, loss={"entropy_share": 0.1}), tmp_path / "a")
     assert len(heard) == 2 and all((part.weights_BT == 0)[part.mask_BT].any() for part in heard)
 

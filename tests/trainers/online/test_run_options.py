@@ -11,20 +11,20 @@ from transformers import PreTrainedModel
 
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
+from agentrl.evaluation.settings import HeldOut
 from agentrl.records.files import read_metrics
-from agentrl.trainers.algorithms.recipes import OWN as OF_A_RECIPE
+from agentrl.trainers.algorithms.recipe import SETTINGS as OF_A_RECIPE
 from agentrl.trainers.config import (
     Compute,
     CriticSettings,
-    HeldOut,
     OptimizerSettings,
     Schedule,
     TrainConfig,
     check_config,
 )
+from agentrl.trainers.loop import train
 from agentrl.trainers.models.loading import load_policy
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 
 BASE = {
     "env": f"{TOYS}:Paid",
@@ -116,6 +116,7 @@ ELSEWHERE = {
     "process_rewards",
     "env",
     "env_settings",
+    "limits",
     "model",
     "sandbox",
     "concurrency",

@@ -13,12 +13,12 @@ from run_cases import PARITY, run, settings, timeless
 from agentrl.engines.loading import load_model
 from agentrl.records.files import read_episodes
 from agentrl.registry import factory
+from agentrl.trainers.learner import Learner
+from agentrl.trainers.loop import train
 from agentrl.trainers.models.weights import PolicyWeights, sampling_copy
 from agentrl.trainers.observe.parity import ParityError
-from agentrl.trainers.online.learner import Learner
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.rounds import Round
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.rounds import Round
+from agentrl.trainers.run import Run
 
 LORA = {"compute": {"lora_rank": 2, "micro_tokens": 512}}
 
@@ -130,11 +130,14 @@ def test_a_learner_learns_from_any_batch_and_knows_no_environment(model, tmp_pat
     with Run(settings(model, steps=1), tmp_path / "x") as opened:
         batch = opened.pack(opened.play(0))
         expected = opened.learner.step(batch, 0)
-    alone = Learner(settings(model, steps=1, env="no-such-environment-v0"))
+    alone = Learner.load(settings(model, steps=1, env="no-such-environment-v0"))
     assert alone.step(batch, 0) == expected
     assert isinstance(alone.weights(), PolicyWeights)
     kept = alone.save(tmp_path)
-    assert kept == {"coefficients": {}} and (tmp_path / "model" / "config.json").is_file()
+    assert (
+        kept == {"coefficients": {}, "version": 1}
+        and (tmp_path / "model" / "config.json").is_file()
+    )
 
 
 def test_records_say_round_and_phase_in_fields_of_their_own(model, tmp_path):

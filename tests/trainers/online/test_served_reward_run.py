@@ -8,7 +8,7 @@ from preference_cases import app, planted_pairs, tiny_policy, write_rows
 from reward_cases import ranked_pairs, reward_folder, serving
 
 from agentrl.records.files import read_episodes, read_metrics
-from agentrl.verifiers.models.reward_store import RewardStore
+from agentrl.verifiers.models.reward_service import RewardStore
 from agentrl.verifiers.models.served_reward import forget_versions
 
 CONFIG = """

@@ -15,9 +15,9 @@ from agentrl.records.files import EpisodeWriter, read_episodes
 from agentrl.trainers.algorithms.recipes import recipe
 from agentrl.trainers.batch import pack
 from agentrl.trainers.config import check_config
+from agentrl.trainers.learner import Learner
 from agentrl.trainers.models.tiny import build_model, build_tokenizer
-from agentrl.trainers.online.prepare import with_teacher
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 from agentrl.trajectory import Group
 
 POLICY, TEACHER, TOP = 12, 20, 10
@@ -43,7 +43,7 @@ def test_a_teacher_that_pads_its_vocabulary_further_names_only_tokens_of_the_pol
     learner = SimpleNamespace(
         recipe=chosen, teacher=teacher, model=policy, config=SimpleNamespace(temperature=1.0)
     )
-    told = with_teacher(learner, batch)
+    told = Learner.with_teacher(learner, batch)
     logp_BTV = teacher(batch.ids_BT).logits.log_softmax(-1)[:, :-1, :POLICY]
     wanted_BTK, ids_BTK = logp_BTV.topk(TOP)
     at_BT = batch.mask_BT[:, 1:]

@@ -17,9 +17,9 @@ from run_cases import PARITY, run, settings, timeless
 
 from agentrl.errors import ConfigError
 from agentrl.records.files import read_episodes, read_metrics
-from agentrl.trainers.online import checkpoint
-from agentrl.trainers.online.loop import train
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.folder import checkpoints, latest_checkpoint, prune_checkpoints
+from agentrl.trainers.loop import train
+from agentrl.trainers.run import Run
 
 
 @pytest.mark.bit_equal
@@ -105,11 +105,11 @@ def test_killed_ten_times_and_resumed(model, tmp_path, bubblewrap):
 
 def test_a_checkpoint_is_whole_or_absent(model, tmp_path):
     run(settings(model, steps=3, keep_last=2), tmp_path / "a")
-    assert [found.step for found in checkpoint.checkpoints(tmp_path / "a")] == [2, 3]
+    assert [found.step for found in checkpoints(tmp_path / "a")] == [2, 3]
     (tmp_path / "a/checkpoints/.step_4.1").mkdir()
     (tmp_path / "a/checkpoints/.step_4.1/model").mkdir()
-    assert checkpoint.latest(tmp_path / "a").step == 3
-    checkpoint.prune(tmp_path / "a", 1)
+    assert latest_checkpoint(tmp_path / "a").step == 3
+    prune_checkpoints(tmp_path / "a", 1)
     assert [path.name for path in (tmp_path / "a/checkpoints").iterdir()] == ["step_3"]
 
 

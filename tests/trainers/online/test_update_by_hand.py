@@ -14,8 +14,7 @@ from trainer_cases import branch, episode
 
 from agentrl.trainers.batch import pack
 from agentrl.trainers.config import check_config
-from agentrl.trainers.online.prepare import credit, prepare
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 from agentrl.trajectory import Group, Segment, SegmentKind, Trajectory
 from agentrl.types import EndReason
 
@@ -174,7 +173,7 @@ def test_an_update_has_the_gradient_of_the_loss_written_by_hand(model, tmp_path,
         run.model.eval()
         groups = sampled_by(run.model, played())
         packed = pack(groups, opened.pad_id, version=0)
-        metrics = run.learn(packed, credit(run, prepare(run, packed), 0), 0)
+        metrics = run.learn(packed, run.credit(run.prepare(packed), 0), 0)
         expected = by_hand(run.model, run.reference, groups[:1] if filtered else groups)
         found = torch.autograd.grad(expected, list(trained.values()))
     assert metrics["policy/loss"] == pytest.approx(float(expected.detach()), abs=1e-5)

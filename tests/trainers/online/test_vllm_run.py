@@ -6,13 +6,13 @@ import pytest
 from helpers import tiny_model_folder
 from run_cases import PARITY, run, settings
 
+from agentrl.engines.base import EngineSettings
 from agentrl.engines.factory import open_engine
 from agentrl.engines.loading import load_model
-from agentrl.engines.settings import EngineSettings
 from agentrl.engines.vllm import VllmEngine
 from agentrl.errors import ConfigError
 from agentrl.trainers.observe.parity import ParityError
-from agentrl.trainers.online.run import Run
+from agentrl.trainers.run import Run
 
 LORA = {"compute": {"lora_rank": 2, "micro_tokens": 512}}
 
@@ -72,7 +72,7 @@ def test_an_update_that_is_skipped_stops_the_run(vllm, tmp_path):
 
 
 def test_one_process_has_one_vllm(vllm, tmp_path):
-    with pytest.raises(ConfigError, match="has a vLLM engine already: close it first"):
+    with pytest.raises(ConfigError, match="already has one: close it first"):
         Run(of_vllm(engine={"name": "vllm", "process": False}), tmp_path / "x")
 
 

@@ -11,12 +11,12 @@ import time
 import pytest
 from helpers import refused
 
-from agentrl.cli.formats import mbppplus
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandboxes import open_pool
 from agentrl.types import Score, Task
 from agentrl.verifiers.answers.text import numeric
 from agentrl.verifiers.code.admission import admit, admit_task, check_task
+from agentrl.verifiers.code.formats import mbppplus
 from agentrl.verifiers.code.hidden_tests import hidden_tests
 
 CODE = "def f(x):\n    return x + 1\n"

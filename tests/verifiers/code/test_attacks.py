@@ -18,6 +18,8 @@ from agentrl.verifiers.code.hidden_tests import hidden_tests
 ATTACKS = {attack.name: (attack, payload) for attack, payload in attacks_for(sample_task())}
 LASTING = {"hang", "fork-bomb", "full-disk", "deep-answer", "verdict-daemon", "faked-clock"}
 HANDFUL = (
+    "value-that-changes",
+    "operators-that-decide",
     "early-exit",
     "always-equal",
     "callers-frame",
@@ -81,9 +83,9 @@ def check_scores(backend: str, form: str, names, wall_s: float = 20.0) -> None:
 
 
 def test_the_catalogue_is_whole():
-    assert {attack.number for attack in CATALOGUE} == set(range(1, 53))
+    assert {attack.number for attack in CATALOGUE} == set(range(1, 59))
     assert len({attack.name for attack in CATALOGUE}) == len(CATALOGUE)
-    assert len({attack.number for attack, _ in ATTACKS.values()}) >= 42
+    assert len({attack.number for attack, _ in ATTACKS.values()}) >= 48
     assert all(attack.mechanism.endswith(".") and attack.source for attack in CATALOGUE)
     assert set(FOOLED_BY) == set(ATTACKS)
     assert set(FOOLED_BY.values()) == set(WEAK)
@@ -157,6 +159,13 @@ def test_a_weak_verifier_is_a_verifier_all_the_same():
     """It takes honest work and refuses a stub, so that what fools it is the attack."""
     stub = ATTACKS["nothing"][1]
     careless = {"points for what did not go wrong", "a judge that believes what it reads"}
+    careless |= {name for name in WEAK if "candidate may" in name or "may change" in name}
+    careless |= {
+        "a mock in the candidate's process",
+        "a truth of the candidate's",
+        "a getter in the candidate's process",
+        "a difference that the candidate computes",
+    }
     careless |= {"a clock in the candidate's process", "pytest on the tests that the agent sees"}
     names = [name for name in WEAK if name not in careless]
 

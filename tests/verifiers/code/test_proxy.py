@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import require
 from proxy_attacks import ATTACKS, HONEST, TASK
-from weak_verifiers import sample_task
 
 from agentrl.errors import TaskError
 from agentrl.sandboxes import open_pool
 from agentrl.types import EndReason, Score, Task
-from agentrl.verifiers.attacks import attacks_for
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.code.hidden_tests import hidden_tests
 
@@ -99,21 +97,22 @@ def test_a_star_import_brings_what_the_reference_defines_and_no_more():
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("import inspect; assert 'sorted' in inspect.getsource(f)", "own process"),
-        ("import inspect; assert inspect.isfunction(f)", "own process"),
+        ("import inspect; assert 'sorted' in inspect.getsource(f)", "another process"),
+        ("import inspect; assert inspect.isfunction(f)", "another process"),
         ("assert type('K', (K,), {})().n == 5", "derives a class"),
+        ("assert K() is K.same", "test_x.py:4 lets objects of the candidate decide"),
     ],
 )
-def test_what_cannot_be_judged_from_afar_says_so(line, word):
+def test_what_two_processes_cannot_decide_is_refused(line, word):
     tests = (
         f"from solution import K, f\n\ndef test_a():\n    {line}\n    assert f([2, 1]) == [1, 2]\n"
     )
-    honest = "class K:\n    n = 5\n\ndef f(x):\n    return sorted(x)\n"
-    wrong = honest.replace("sorted(x)", "x  # sorted")
-    right, bad = scores(task_of(tests, honest), honest, wrong)
-    assert (right.value, bad.value) == (1.0, 0.0)
-    assert right.parts["isolated"] == 0.0
-    assert "isolated: false" in right.why and word in right.why
+    honest = (
+        "class K:\n    n = 5\n    def __new__(cls):\n        return cls.same\n\n"
+        "K.same = object.__new__(K)\n\ndef f(x):\n    return sorted(x)\n"
+    )
+    with pytest.raises(TaskError, match=word):
+        scores(task_of(tests, honest), honest)
 
 
 SHOWN = "from solution import V\n\ndef test_a():\n    assert V(1) + V(2) == V(3)\n"
@@ -123,17 +122,18 @@ V = (
 )
 
 
-def test_a_comparison_that_the_candidate_decides_is_controlled_by_copies():
-    liar = V.replace("return self.n == o.n", "return True").replace("self.n + o.n", "0")
-    right, bad = scores(task_of(SHOWN, V), V, liar)
-    assert (right.value, right.parts["isolated"]) == (1.0, 0.0)
-    assert bad.value == 0.0 and "what it expected was false" in bad.why
+def test_a_comparison_that_the_candidate_decides_is_refused_unless_the_task_allows_it():
+    with pytest.raises(TaskError, match=r'test_x.py:4 .*"allow": \["comparison"\]'):
+        scores(task_of(SHOWN, V), V)
+    (score,) = scores(task_of(SHOWN, V, allow=["comparison"]), V)
+    assert (score.value, score.parts["isolated"]) == (1.0, 0.0)
+    assert "isolated: false, as the task allows comparison" in score.why
 
 
 def test_a_task_can_demand_isolation():
     assert scores(task_of(PLAIN, "f = sorted\n", isolation="required"), "f = sorted\n")
-    with pytest.raises(TaskError, match=r"hidden\.isolation is 'required', but .*own objects"):
-        scores(task_of(SHOWN, V, isolation="required"), V)
+    with pytest.raises(TaskError, match=r"hidden\.isolation is 'required', but .*comparison"):
+        scores(task_of(SHOWN, V, isolation="required", allow=["comparison"]), V)
     with pytest.raises(TaskError, match=r"hidden\.isolation is 'maybe'"):
         scores(task_of(PLAIN, "f = sorted\n", isolation="maybe"), "f = sorted\n")
 
@@ -165,19 +165,6 @@ def test_a_plain_value_with_something_added_is_compared_as_a_plain_value(code):
     assert scores(task_of(PLAIN, "f = sorted\n"), code)[0].value == 1.0
 
 
-@pytest.mark.long
-def test_the_forger_of_the_middle_copy_learns_nothing_from_many_gradings():
-    require("bubblewrap")
-    payloads = {attack.name: payload for attack, payload in attacks_for(sample_task("tests"))}
-    code = payloads["middle-of-the-copies"].files["solution.py"].decode()
-    text = sample_task("tests").hidden["tests"]["test_hidden.py"]
-    text += "\ndef test_kind():\n    import inspect\n    assert inspect.isfunction(total)\n"
-    task = task_of(text, "def total(values):\n    return sum(values)\n")
-    found = scores(task, *[code] * 6, backend="bubblewrap")
-    assert [score.value for score in found] == [0.0] * 6
-    assert all(score.parts["isolated"] == 0.0 for score in found)
-
-
 FOLDER = Path(__file__).parents[2] / "support" / "exercises"
 
 
@@ -193,7 +180,11 @@ def exercises() -> list[tuple[str, str, list[str]]]:
 
 
 EXERCISES = exercises()
-NAMED = [pytest.param(*each[1:], id=each[0]) for each in EXERCISES]
+NAMED = [
+    pytest.param(*rest, id=name)
+    for name, *rest in EXERCISES
+    if name not in ("vector", "clock", "money", "light", "deck", "async")
+]
 
 
 def test_the_exercises_are_whole():
@@ -201,8 +192,30 @@ def test_the_exercises_are_whole():
     assert all(len(solutions) == len(set(solutions)) == 3 for _, _, solutions in EXERCISES)
 
 
+REFUSED = {
+    "vector": ["arithmetic", "comparison"],
+    "clock": ["arithmetic"],
+    "money": ["comparison"],
+    "light": ["comparison"],
+    "deck": ["comparison"],
+    "async": None,
+}
+"""Exercises that two processes cannot decide, and what their task would have to allow."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_some_exercises_are_refused_and_pass_where_the_task_allows_it(name):
+    tests, solutions = next(rest for known, *rest in EXERCISES if known == name)
+    with pytest.raises(TaskError, match=r"test_x\.py"):
+        scores(task_of(tests, solutions[0]), solutions[0])
+    if REFUSED[name] is not None:
+        (score,) = scores(task_of(tests, solutions[0], allow=REFUSED[name]), solutions[0])
+        assert (score.value, score.parts["isolated"]) == (1.0, 0.0)
+
+
 def check_exercise(tests: str, solutions: list[str]) -> None:
     found = scores(task_of(tests, solutions[0]), *solutions)
+    assert all(score.parts["isolated"] == 1.0 for score in found)
     assert [score.value for score in found] == [1.0] * 3, [score.why for score in found]
 
 
@@ -215,3 +228,46 @@ def test_some_honest_solutions_of_other_shapes_pass(tests, solutions):
 @pytest.mark.parametrize(("tests", "solutions"), NAMED)
 def test_honest_solutions_of_other_shapes_pass(tests, solutions):
     check_exercise(tests, solutions)
+
+
+def test_other_honest_solutions_pass():
+    tests = (
+        "import pytest\nfrom solution import parse\nROWS = [('1', 1), ('-2', -2)]\n\n"
+        "def test_values():\n    for text, value in ROWS:\n        assert parse(text) == value\n\n"
+        "def test_one_of():\n    assert parse('3') in (3, 3.0)\n\n"
+        "def test_bad():\n    with pytest.raises(ValueError):\n        parse('x')\n\n"
+        "def test_order():\n    assert 0 < parse('5') <= 9\n\n"
+        "class TestMore:\n    def test_text(self):\n        assert str(parse('7')) == '7'\n"
+    )
+    other = (
+        "class Bad(ValueError):\n    pass\n\ndef parse(text):\n    if text == 'x':\n"
+        "        raise Bad(text)\n    return int(float(text))\n"
+    )
+    honest = "def parse(text):\n    return int(text)\n"
+    wrong = "def parse(text):\n    return abs(int(text))\n"
+    right, alike, bad = scores(task_of(tests, honest), honest, other, wrong)
+    assert (right.value, alike.value, bad.value) == (1.0, 1.0, 0.0)
+    assert bad.parts["passed"] == pytest.approx(0.8)
+
+
+def test_tests_without_a_reference_are_refused_in_one_sentence():
+    task = task_of("from solution import f\n\ndef test_a():\n    assert f([1]) == 1\n", "")
+    for oracle in ({}, {"files": {}}, {"files": {"other.py": ""}}, {"answer": "1"}):
+        bare = task.model_copy(update={"oracle": oracle})
+        with pytest.raises(TaskError, match=r"task 't': field oracle\.files lacks solution\.py"):
+            scores(bare, "f = sum\n")
+
+
+@pytest.mark.parametrize("base", ["Exception", "ValueError", "TypeError", "KeyError", "IndexError"])
+def test_an_error_of_the_solutions_own_may_have_any_base(base):
+    tests = "import pytest\nfrom solution import Empty, pop\n"
+    tests += "def test_a():\n    with pytest.raises(Empty):\n        pop([])\n"
+    code = "class Empty({}):\n    pass\ndef pop(xs):\n    raise Empty\n"
+    (found,) = scores(task_of(tests, code.format("Exception")), code.format(base))
+    assert found.value == 1.0
+
+
+def test_an_artifact_that_no_test_calls_is_named():
+    task = task_of("def test_a():\n    assert 1 + 1 == 2\n", "x = 1\n")
+    (found,) = scores(task, "x = 1\n")
+    assert found.value == 0.0 and "no test called the artifact's code" in found.why

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from reward_cases import ranked_pairs, reward_folder
 
-from agentrl.verifiers.models.reward_store import RewardStore
+from agentrl.verifiers.models.reward_service import RewardStore
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.verifiers.models.drift import FEWEST, Drift
+from agentrl.verifiers.models.reward_service import FEWEST, Drift
 
 TEN = [float(number % 10) for number in range(100)]
 

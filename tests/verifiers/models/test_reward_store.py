@@ -13,7 +13,7 @@ from reward_cases import ranked_pairs
 
 from agentrl.errors import ConfigError
 from agentrl.verifiers.models.reward_model import RewardModel
-from agentrl.verifiers.models.reward_store import RewardStore
+from agentrl.verifiers.models.reward_service import RewardStore
 
 
 def test_a_version_knows_how_it_ranks_the_pairs_of_its_store(store, models):

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import math
+import socket
 import threading
 import time
 import urllib.error
@@ -20,16 +21,20 @@ from reward_cases import ranked_pairs, serving, talk
 
 from agentrl.errors import ConfigError, ContractError, VerifierError
 from agentrl.rollout.blame import CERTAIN
-from agentrl.trainers.offline.judging import Replies, open_judge
+from agentrl.trainers.offline.sampling import Replies, open_judge
 from agentrl.types import EndReason, Message, ToolCall
 from agentrl.verifiers.base import Submission, grade
-from agentrl.verifiers.models import reward_server, served_reward
+from agentrl.verifiers.models import reward_service, served_reward
 from agentrl.verifiers.models.batches import Batches
 from agentrl.verifiers.models.heads import Heads, clipped
 from agentrl.verifiers.models.named import named_reward
 from agentrl.verifiers.models.reward_model import RewardModel
-from agentrl.verifiers.models.reward_server import RewardServer, _read
-from agentrl.verifiers.models.reward_store import RewardStore
+from agentrl.verifiers.models.reward_service import (
+    FairQueue,
+    RewardServer,
+    RewardStore,
+    read_request,
+)
 from agentrl.verifiers.models.served_reward import ServedReward, forget_versions
 
 
@@ -228,7 +233,7 @@ def test_what_is_no_request_is_a_sentence_and_the_server_lives_on(store):
         for body, why in BAD.items():
             status, found = post(url, body)
             assert status == 400 and why in found["error"], body[:60]
-        assert post(url, b"x" * (reward_server.MOST_BYTES + 1))[0] == 413
+        assert post(url, b"x" * (reward_service.MAX_BODY_BYTES + 1))[0] == 413
         assert post(url, {"conversations": [ONE]})[0] == 200
 
 
@@ -248,8 +253,8 @@ BODIES = st.fixed_dictionaries(
 def test_no_body_is_read_into_anything_but_messages(body):
     roles = {"user", "assistant", "tool", "system"}
     try:
-        conversations, wanted = _read(copy.deepcopy(body))
-    except reward_server.RequestRefused as refused:
+        conversations, wanted = read_request(copy.deepcopy(body))
+    except reward_service.RequestRefused as refused:
         assert refused.status == 400
     else:
         assert all(m["role"] in roles for one in body["conversations"] for m in one)
@@ -258,11 +263,11 @@ def test_no_body_is_read_into_anything_but_messages(body):
 
 
 def test_a_good_body_is_read():
-    assert _read({"conversations": [ONE]}) == ([talk("hi", "yes")], None)
+    assert read_request({"conversations": [ONE]}) == ([talk("hi", "yes")], None)
 
 
 def test_a_batch_of_too_many_bytes_is_cut_in_two_and_one_alone_is_not_judged(store, monkeypatch):
-    monkeypatch.setattr(reward_server, "MOST_BYTES", 2000)
+    monkeypatch.setattr(reward_service, "MAX_BODY_BYTES", 2000)
     with serving(store) as (url, _):
         scores = judged(ServedReward(url), *["yes " * 50] * 40, "y" * 3000)
         assert len({round(one.value, 4) for one in scores[:40]}) == 1 and scores[0].value > 0
@@ -333,7 +338,7 @@ def test_versions_that_load_at_once_are_all_served(store, models):
         ]
         forget_versions()
         rows = ServedReward(url).status()["versions"]
-        assert sum("scored" in row for row in rows) == reward_server.KEPT
+        assert sum("scored" in row for row in rows) == reward_service.KEPT
 
 
 def test_a_batch_that_fails_is_tried_one_by_one(store, monkeypatch):
@@ -350,11 +355,117 @@ def test_a_batch_that_fails_is_tried_one_by_one(store, monkeypatch):
     assert len({one.parts["raw"] for one in scores}) == 3
 
 
-async def _too_slow(self, body):
+def raw_request(url, *lines, body=b"", wait_s=0.0):
+    """The status of a request that is written to a socket as it is."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        time.sleep(wait_s)
+        connection.sendall(body)
+        return int(connection.recv(4096).split()[1])
+
+
+@pytest.mark.parametrize("key", ["", "secret"])
+def test_requests_of_web_pages_are_refused(store, key):
+    """A page may send its own Origin, or reach a loopback port by a host name of its own."""
+    with serving(store, key=key) as (url, _):
+        address = url.removeprefix("http://")
+        allowed = f"authorization: Bearer {key}"
+
+        def asked(*headers):
+            return raw_request(url, "GET /status HTTP/1.1", allowed, *headers)
+
+        assert asked(f"host: {address}") == 200
+        assert asked(f"host: localhost:{address.rpartition(':')[2]}") == 200
+        assert asked(f"host: {address}", f"origin: {url}") == 200
+        for host in ("evil.example", f"127.0.0.1.evil.example:{address.rpartition(':')[2]}", ""):
+            assert asked(f"host: {host}") == 403
+        for origin in ("http://evil.example", "null", f"{url}.evil.example", "http://[", ""):
+            assert asked(f"host: {address}", f"origin: {origin}") == 403
+
+
+def test_a_body_that_never_ends_is_given_up(store, monkeypatch):
+    monkeypatch.setattr(reward_service, "BODY_TIMEOUT_S", 0.3)
+    with serving(store) as (url, _):
+        post_head = ("POST /score HTTP/1.1", f"host: {url.removeprefix('http://')}")
+        began = time.monotonic()
+        assert raw_request(url, *post_head, "content-length: 100", body=b"{", wait_s=0.1) == 408
+        assert time.monotonic() - began < 20
+        assert post(url, {"conversations": [ONE]})[0] == 200
+
+
+def test_buffered_bytes_are_bounded_and_a_busy_server_is_waited_for(store, monkeypatch):
+    with serving(store) as (url, _):
+        verifier = ServedReward(url)
+        before = judged(verifier, "4")[0].value
+        monkeypatch.setattr(reward_service, "MAX_BUFFERED_BYTES", 4000)
+        address = url.removeprefix("http://")
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as held:
+            head = f"POST /score HTTP/1.1\r\nhost: {address}\r\ncontent-length: 5000\r\n\r\n"
+            held.sendall(head.encode() + b" " * 3950)  # never whole
+            wait_for(lambda: post(url, {"conversations": [ONE]})[0] == 503)
+        wait_for(lambda: post(url, {"conversations": [ONE]})[0] == 200)
+        monkeypatch.setattr(reward_service, "MAX_BUFFERED_BYTES", 10)
+        with ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="waiting for it"):
+            asked = pool.submit(judged, verifier, "4")
+            time.sleep(1.5)
+            monkeypatch.setattr(reward_service, "MAX_BUFFERED_BYTES", 1 << 20)
+            assert asked.result(60)[0].value == pytest.approx(before)
+
+
+def test_clients_are_served_in_turn(store, monkeypatch):
+    """A client with many requests does not keep another one waiting until all are scored."""
+    heads, order, entered = RewardModel.heads, [], threading.Event()
+
+    async def slowly(self, messages):
+        order.append(messages[-1].content)
+        entered.set()
+        await asyncio.sleep(0.05)
+        return await heads(self, messages)
+
+    def conversation(text):
+        return [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+
+    with serving(store) as (url, _), ThreadPoolExecutor(8) as pool:
+        monkeypatch.setattr(RewardModel, "heads", slowly)
+        many = {"conversations": [conversation("many")] * 128}
+        asked = [pool.submit(post, url, many, **{"x-agentrl-client": "a"}) for _ in range(4)]
+        assert entered.wait(30)
+        time.sleep(0.2)
+        one = {"conversations": [conversation("one")]}
+        assert post(url, one, **{"x-agentrl-client": "b"})[0] == 200
+        finished = sum(each.done() for each in asked)
+        assert [each.result(60)[0] for each in asked] == [200] * 4
+    assert finished < 4 and order.index("one") < len(order) / 2
+
+
+def test_a_request_that_is_given_up_passes_its_turn_on():
+    asyncio.run(give_up_a_turn())
+
+
+async def give_up_a_turn():
+    queue, done = FairQueue(), []
+
+    async def work(name):
+        async with queue.turn(name):
+            await asyncio.sleep(0.01)
+            done.append(name)
+
+    first = asyncio.create_task(work("a"))
+    await asyncio.sleep(0)
+    tasks = [asyncio.create_task(work(name)) for name in ("b", "c", "b")]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.gather(first, *tasks, return_exceptions=True)
+    assert done == ["a", "c", "b"] and not queue._is_busy
+
+
+async def _too_slow(self, body, client):
     await asyncio.sleep(1)
 
 
-async def _fails(self, body):
+async def _fails(self, body, client):
     raise VerifierError("out of memory")
 
 

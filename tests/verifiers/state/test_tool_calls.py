@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.errors import TaskError
 from agentrl.types import BadCall, EndReason, Message, Task, ToolCall
 from agentrl.verifiers.base import Submission
-from agentrl.verifiers.state.matching import count_pairs
+from agentrl.verifiers.state.rows import count_pairs
 from agentrl.verifiers.state.tool_calls import tool_calls
 
 ROWS = {

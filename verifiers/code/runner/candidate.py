@@ -41,6 +41,23 @@ class Raised(Exception):
     """The candidate raised something that is no built-in exception."""
 
 
+class Escaped(Exception):
+    """Stands for an exception that built-ins would take for the end of an iteration.
+
+    Attributes:
+        error: what the candidate raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
+
+
+def escaped(error: Exception) -> Exception:
+    """The exception, or an `Escaped` in its place: only `__next__` may end a test's iteration."""
+    return Escaped(error) if isinstance(error, StopIteration | StopAsyncIteration) else error
+
+
 class Candidate:
     """The candidate's process."""
 
@@ -137,7 +154,7 @@ class Candidate:
         answer = self.request("call", args, kwargs)
         if is_answer(answer, "value"):
             return answer[1]
-        raise _error(raised_name(answer))
+        raise escaped(_error(raised_name(answer)))
 
 
 def _error(name: str) -> Exception:

@@ -1,16 +1,26 @@
 """The candidate's process: it answers calls by value and holds nothing that is hidden.
 
 Whatever the candidate does to this process, all it can do to the judge is answer, and an answer is
-only a value. With "proxy" its objects stay here, and the judge's tests use them from afar. The one
-exception is "tests": tests that cannot run so are run here, and share the candidate's process.
+only a value. With "proxy" its objects stay here, and the judge's tests use them from afar.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 
-from agentrl.verifiers.code.runner.codec import CodecError, Reader, Writer
+from agentrl.verifiers.code.runner import handles
+from agentrl.verifiers.code.runner.codec import (
+    REBUILT_BY_CANDIDATE,
+    CodecError,
+    Reader,
+    Writer,
+    build_for_candidate,
+    encode,
+    parts_of,
+)
+from agentrl.verifiers.code.runner.peer import MOST_TEXT, NAMED, OTHER_ERRORS, Peer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,8 +64,8 @@ def reduce(value: Any) -> Any:
 def serve() -> None:
     """Answer the judge's requests until it hangs up.
 
-    Requests: load path name, call args kwargs, proxy, tests files by-pytest. Answers: ("ok",),
-    ("value", result), ("test", id, outcome) and at last ("done",), or ("raised", type name).
+    Requests: load path name, call args kwargs, proxy. Answers: ("ok",), ("value", result), or
+    ("raised", type name).
     """
     function: Callable[..., Any] | None = None
     while True:
@@ -66,14 +76,9 @@ def serve() -> None:
                 answer: tuple[Any, ...] = ("ok",)
             elif request[0] == "call" and function is not None:
                 answer = ("value", function(*request[1], **request[2]))
-            elif request[0] == "proxy":
-                from agentrl.verifiers.code.runner import remote
-
-                remote.serve(_receive, _send)
-                os._exit(0)
             else:
-                _run_tests(request[1], request[2])
-                answer = ("done",)
+                _serve_objects()
+                os._exit(0)
         except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt of a candidate are answers too
             answer = ("raised", type(error).__name__[:60])
         try:
@@ -97,14 +102,6 @@ def _load(path: str, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _run_tests(files: dict[str, str], by_pytest: bool) -> None:
-    from agentrl.verifiers.code.runner import minitest, pytest_run
-
-    runner = pytest_run.run if by_pytest else minitest.run
-    for test, outcome in runner(files, minitest.Watch()):
-        Writer(_send).send(("test", test, outcome))
-
-
 def _receive() -> bytes:
     data = os.read(FROM_JUDGE, 1 << 16)
     if not data:
@@ -116,3 +113,185 @@ def _send(data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(TO_JUDGE, rest) :]
+
+
+class _Printed:
+    """Standard output of the candidate, which travels with its answers."""
+
+    encoding = "utf-8"
+    errors = "strict"
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.size = 0
+
+    def write(self, text: str) -> int:
+        """Keep a piece of text, up to a bound for each answer."""
+        if not isinstance(text, str):
+            raise TypeError("write() argument must be str")
+        self.pieces.append(text[: max(0, MOST_TEXT - self.size)])
+        self.size += len(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def isatty(self) -> bool:
+        """It is no terminal."""
+        return False
+
+    def taken(self) -> str:
+        """What was written since the last time."""
+        text = "".join(self.pieces)
+        self.pieces, self.size = [], 0
+        return text
+
+
+class Remote(Peer):
+    """Answers the judge; may use the judge's objects while it is being asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unread = b""
+        self._asked = 0
+        self._sends_plain = False
+        self._lock = _thread.RLock()
+        self._printed = _Printed()
+        self._loop: Any = None
+
+    def write(self, data: bytes) -> None:
+        """Write a message whole."""
+        _send(data)
+
+    def serve(self) -> None:
+        """Answer questions for as long as the judge has any."""
+        handles.install(self)
+        sys.stdout = self._printed
+        while True:
+            self._answer(self._read())
+
+    def exchange(self, frame: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Ask the judge for something, which only code that the judge waits for may do."""
+        with self._lock:
+            if not self._asked:
+                raise RuntimeError("the test is not waiting, so its objects cannot be used")
+            self.write(self.packed(frame))
+            while True:
+                message = self._read()
+                if message[0] == "a":
+                    return message
+                self._answer(message)
+
+    def _read(self) -> tuple[Any, ...]:
+        reader = Reader(self._bytes, self.resolve)
+        self.is_reading = True
+        try:
+            frame: tuple[Any, ...] = reader.receive()
+        finally:
+            self.is_reading = False
+            self._unread = reader.rest()
+        return frame
+
+    def _bytes(self) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        return _receive()
+
+    def _answer(self, frame: tuple[Any, ...]) -> None:
+        _, op, target, args, kwargs, back, sends_plain = frame
+        self._asked += 1
+        outer, self._sends_plain = self._sends_plain, sends_plain
+        given: tuple[Any, ...] | None = None
+        try:
+            before = self.packed((args, kwargs), is_sent=False) if back else b""
+            try:
+                status, value = "value", self.perform(op, target, args, kwargs)
+            except BaseException as error:  # noqa: BLE001  whatever the candidate raises is an answer
+                status, value = "raised", error
+            if back and self.packed((args, kwargs), is_sent=False) != before:
+                given = args, kwargs
+            data = self.packed(("a", status, value, self._printed.taken(), given))
+        except Exception as error:  # noqa: BLE001  what cannot be told is an answer too
+            problem = ValueError(f"cannot be carried: {type(error).__name__}")
+            data = self.packed(("a", "raised", problem, "", None))
+        finally:
+            self._asked -= 1
+            self._sends_plain = outer
+        with self._lock:
+            self.write(data)
+
+    def reduce(self, value: Any) -> Any:
+        """What is written for an object: the plain value of a subclass where the judge wants it."""
+        base = None
+        if self._sends_plain and parts_of(value) is None:
+            base = self.plain_base(value)
+        return super().reduce(value) if base is None else self.plain_copy(value, base)
+
+    def build(self, name: str, *parts: Any) -> Any:
+        """Build a value, also one that only this side builds."""
+        if name in REBUILT_BY_CANDIDATE:
+            return build_for_candidate(name, *parts)
+        return super().build(name, *parts)
+
+    def perform(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What only this side can do: load a module, list its names, finish a coroutine."""
+        if op == "import":
+            return __import__(target, fromlist=["__name__"])
+        if op == "names":
+            return sorted(vars(target))
+        if op == "defined":
+            return _defined(target)
+        if op == "modules":
+            return _imported_modules(target)
+        if op == "await":
+            return self._finished(target)
+        return super().perform(op, target, args, kwargs)
+
+    def _finished(self, coroutine: Any) -> Any:
+        import asyncio
+
+        self._loop = self._loop or asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    def named(self, module: str, name: str) -> Any:
+        """A type or function of the standard library; the judge names no other."""
+        return getattr(__import__(module, fromlist=["*"]), name)
+
+    def names(self, value: Any) -> bool:
+        """Whether the judge takes this type by its name: plain types and usual errors."""
+        if not isinstance(value, type):
+            return False
+        return NAMED.get(value.__name__) is value or value.__name__ in OTHER_ERRORS.get(
+            value.__module__, ()
+        )
+
+
+def _defined(module: Any) -> list[str]:
+    """Public functions and classes that a module itself defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and callable(value)
+        and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def _imported_modules(module: Any) -> list[str]:
+    """Modules of the standard library that a module imported under their own name."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if type(value) is type(sys) and value.__name__ == name and name in sys.stdlib_module_names
+    ]
+
+
+def _serve_objects() -> None:
+    """Tell the judge that the bridge is up, and answer it."""
+    remote = Remote()
+    try:
+        _send(encode("ready"))
+        remote.serve()
+    except CodecError:
+        return

@@ -14,6 +14,7 @@ floats are packed, since some tests compare millions of them.
 from __future__ import annotations
 
 import struct
+import sys
 
 TYPE_CHECKING = False  # not from typing: its import would cost more than most gradings
 if TYPE_CHECKING:
@@ -289,6 +290,154 @@ class Reader:
         if len(text) <= _SHORT and len(self._table) < _TABLE:
             self._table.append(text)
         return text
+
+
+# Types of the standard library that cross by value, as a name and plain parts.
+
+MUTABLE = ("list", "dict", "set", "bytearray", "deque", "Counter", "OrderedDict", "defaultdict")
+_DTYPES = "biufcSU"
+_VALUE_PARTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "builtins.range": lambda value: (value.start, value.stop, value.step),
+    "builtins.bytearray": lambda value: (bytes(value),),
+    "builtins.slice": lambda value: (value.start, value.stop, value.step),
+    "builtins.dict_keys": lambda value: (list(value),),
+    "builtins.dict_values": lambda value: (list(value),),
+    "builtins.dict_items": lambda value: (list(value),),
+    "collections.Counter": lambda value: (dict(value),),
+    "collections.OrderedDict": lambda value: (list(value.items()),),
+    "collections.defaultdict": lambda value: (value.default_factory, dict(value)),
+    "collections.deque": lambda value: (list(value), value.maxlen),
+    "decimal.Decimal": lambda value: (str(value),),
+    "fractions.Fraction": lambda value: (value.numerator, value.denominator),
+    "datetime.date": lambda value: (value.year, value.month, value.day),
+    "datetime.datetime": lambda value: (value.isoformat(),),
+    "datetime.time": lambda value: (value.isoformat(),),
+    "datetime.timedelta": lambda value: (value.days, value.seconds, value.microseconds),
+    "pathlib.PosixPath": lambda value: (str(value),),
+    "pathlib.PurePosixPath": lambda value: (str(value),),
+    "uuid.UUID": lambda value: (str(value),),
+}
+VALUE_TYPES = frozenset(_VALUE_PARTS)
+_REBUILT: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "operator.itemgetter": lambda value: value.__reduce__()[1],
+    "operator.attrgetter": lambda value: value.__reduce__()[1],
+    "operator.methodcaller": lambda value: value.__reduce__()[1],
+    "functools.partial": lambda value: (value.func, value.args, value.keywords),
+    "re.Pattern": lambda value: (value.pattern, value.flags),
+}
+REBUILT_BY_CANDIDATE = frozenset(_REBUILT)
+"""Objects of the test that the candidate builds again from their parts, and never the judge."""
+_BUILD_VALUE: dict[str, Callable[..., Any]] = {
+    "builtins.dict_keys": lambda items: dict.fromkeys(items).keys(),
+    "builtins.dict_values": lambda items: dict(enumerate(items)).values(),
+    "builtins.dict_items": lambda items: dict(items).items(),
+    "datetime.datetime": lambda text: _named("datetime", "datetime").fromisoformat(text),
+    "datetime.time": lambda text: _named("datetime", "time").fromisoformat(text),
+}
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(__import__(module), name)
+
+
+def parts_for_candidate(value: Any) -> tuple[Any, ...] | None:
+    """Name and parts of an object that only the candidate builds again; None for any other."""
+    name = f"{type(value).__module__}.{type(value).__name__}"
+    if name not in _REBUILT or type(value) is not _kind(name, value):
+        return None
+    if name == "operator.methodcaller" and value.__reduce__()[0] is not type(value):
+        return None  # with keywords it reduces to a partial object
+    return name, *_REBUILT[name](value)
+
+
+def build_for_candidate(name: str, *parts: Any) -> Any:
+    """Build what `parts_for_candidate` took apart; only the candidate's process calls this."""
+    if name == "functools.partial":
+        return _named("functools", "partial")(parts[0], *parts[1], **parts[2])
+    if name == "operator.methodcaller":
+        return _named("operator", "methodcaller")(*parts)
+    if name == "re.Pattern":
+        return _named("re", "compile")(*parts)
+    return _named(*name.split("."))(*parts)
+
+
+def parts_of(value: Any) -> tuple[Any, ...] | None:
+    """Name and parts of a value that travels so; None for any other."""
+    kind = type(value)
+    module, _, _ = kind.__module__.partition(".")
+    if module == "numpy":
+        return _array_parts(value)
+    name = f"{kind.__module__}.{kind.__name__}"
+    if name not in _VALUE_PARTS or kind is not _kind(name, value):
+        return None
+    zone = getattr(value, "tzinfo", None)
+    if zone is not None and type(zone).__name__ != "timezone":
+        return None
+    return name, *_VALUE_PARTS[name](value)
+
+
+def _kind(name: str, value: Any) -> Any:
+    module, _, last = name.partition(".")
+    if last.startswith("dict_"):
+        return type(getattr({}, last.removeprefix("dict_"))())
+    return getattr(sys.modules.get(module), last, None)
+
+
+def _array_parts(value: Any) -> tuple[Any, ...] | None:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    if value.dtype.kind not in _DTYPES:
+        return None
+    return "numpy", value.dtype.str, isinstance(value, numpy.ndarray), value.tolist()
+
+
+def build_value(name: str, *parts: Any) -> Any:
+    """The value of name and parts.
+
+    Raises:
+        CodecError: there is no such type, or these are no parts of one.
+    """
+    try:
+        if name == "numpy":
+            return _array(*parts)
+        if name not in _VALUE_PARTS:
+            raise CodecError(f"no value of type {name} is carried")
+        if name == "collections.defaultdict" and not (parts[0] is None or callable(parts[0])):
+            raise CodecError("a defaultdict needs a factory")
+        return (_BUILD_VALUE.get(name) or _named(*name.split(".")))(*parts)
+    except CodecError:
+        raise
+    except Exception as error:  # noqa: BLE001  any failure to build is one of the bytes
+        raise CodecError(f"malformed {name}: {type(error).__name__}") from None
+
+
+def _array(dtype: str, is_array: bool, items: Any) -> Any:
+    if dtype.lstrip("<>|=")[:1] not in _DTYPES:
+        raise CodecError("an array of objects is not carried")
+    import numpy
+
+    array = numpy.array(items, dtype=dtype)
+    return array if is_array else array[()]
+
+
+def write_back(old: Any, new: Any) -> Any:
+    """Give a container the content of another of its type, in place; returns what now stands."""
+    if type(old) is not type(new) or type(old).__name__ not in MUTABLE:
+        return new
+    if isinstance(old, list):
+        old[:] = [*map(write_back, old, new), *new[len(old) :]]
+    elif isinstance(old, dict):
+        items = {key: write_back(old.get(key), value) for key, value in new.items()}
+        old.clear()
+        old.update(items)
+    elif isinstance(old, set):
+        old.intersection_update(new)
+        old.update(new)
+    else:
+        old.clear()
+        old.extend(new)
+    return old
 
 
 def matches(got: Any, want: Any, atol: float = 0.0) -> bool:

@@ -37,7 +37,7 @@ FREE = frozenset(
     f"__{name}__"
     for name in (
         *("len", "iter", "next", "reversed", "bool", "int", "float", "complex", "index", "bytes"),
-        *("call", "enter", "exit", "repr", "str", "format", "await", "fspath", "length_hint"),
+        *("call", "enter", "exit", "repr", "str", "format", "await", "fspath"),
     )
 )
 OPERATORS = ARITHMETIC | COMPARISONS | ITEMS | FREE | {"__contains__"}

@@ -182,7 +182,7 @@ def _judge_tests(candidate: Candidate, request: dict[str, Any], outcomes: list[s
     _check_pytest(request)
     uses = None if request["uses"] is None else set(request["uses"])
     files = request["tests"]
-    judge = proxy.Judge(candidate, uses, set(request["widened"]), set(files))
+    judge = proxy.Judge(candidate, uses, set(request["widened"]), files)
     sys.path.append(PACKAGES)
     if not request["by_pytest"]:
         lazy.install()
@@ -197,33 +197,6 @@ def _judge_tests(candidate: Candidate, request: dict[str, Any], outcomes: list[s
         request["notes"] += sorted(judge.record)
 
 
-def _judge_shared(candidate: Candidate, request: dict[str, Any], outcomes: list[str]) -> None:
-    """Tests that run in the candidate's process, and tell how they went."""
-    places = {name: index for index, name in enumerate(request["ids"])}
-    _check_pytest(request)
-    message = encode(("tests", request["tests"], request["by_pytest"]))
-    candidate.begin()
-    candidate.send(message, candidate.deadline)
-    while True:
-        answer = candidate.receive(candidate.deadline)
-        candidate.calls += 1
-        if (
-            type(answer) is tuple
-            and len(answer) == 3
-            and answer[0] == "test"
-            and type(answer[1]) is str
-        ):
-            place = places.get(answer[1], -1)
-            if place < 0 or outcomes[place] != "-":
-                raise Gone("unexpected_test")
-            outcomes[place] = "p" if answer[2] == "p" else "f"
-        elif answer == ("done",):
-            return
-        else:
-            candidate.gone = f"import:{raised_name(answer)}"
-            raise Gone(candidate.gone)
-
-
 def _check_pytest(request: dict[str, Any]) -> None:
     if request["by_pytest"] and not os.path.exists(f"{PACKAGES}/pytest"):
         raise Broken(
@@ -236,5 +209,4 @@ _FORMS = {
     "generate": _judge_draws,
     "check": _judge_check,
     "tests": _judge_tests,
-    "shared": _judge_shared,
 }

@@ -43,7 +43,8 @@ class raises:
     def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
         if kind is None:
             raise AssertionError(f"{self.expected} was not raised")
-        if not issubclass(kind, self.expected):
+        value = getattr(value, "error", value) if kind.__name__ == "Escaped" else value
+        if not isinstance(value, self.expected):
             return False
         if self.match is not None:
             import re

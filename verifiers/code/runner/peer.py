@@ -1,9 +1,10 @@
 """Two processes that use each other's objects: values are copied, all else is a handle.
 
 Every message is a question ("q", operation, object, arguments, keywords, whether to send mutable
-arguments back) or an answer ("a", "value" or "raised", value, printed text, arguments). While one
-side waits for its answer, it answers questions. Nothing is pickled: bytes are read by the codec,
-and what they can name are objects that were handed over before.
+arguments back, whether subclasses of plain types are sent as plain values) or an answer ("a",
+"value" or "raised", value, printed text, arguments). While one side waits for its answer, it
+answers questions. Nothing is pickled: bytes are read by the codec, and what they can name are
+objects that were handed over before. `crossing` holds the rules of what may cross.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ import builtins
 import copy
 import sys
 
-from agentrl.verifiers.code.runner import carry
-from agentrl.verifiers.code.runner.codec import CodecError, Ref, Writer
+from agentrl.verifiers.code.runner.codec import (
+    CodecError,
+    Ref,
+    Writer,
+    build_value,
+    parts_of,
+    write_back,
+)
 from agentrl.verifiers.code.runner.handles import (
     BASES,
     COMPARISONS,
@@ -86,6 +93,23 @@ class Peer:
     def allow(self, kind: str, name: str, handle: Any, args: tuple[Any, ...]) -> None:
         """Called before an attribute or an operator of a handle is used."""
 
+    def admit(self, value: Any) -> None:
+        """Called before an object is handed over as a handle; raises if it must not cross."""
+
+    def rebuilt(self, value: Any) -> Any:
+        """What to send for an object that the other side rebuilds; None to hand it over."""
+
+    def wants_plain(self, op: str, args: tuple[Any, ...]) -> bool:
+        """Whether the answer must hold plain values in place of instances of their subclasses."""
+        return False
+
+    def plain_value(self, target: Any) -> Any:
+        """The plain value of a handle whose class derives from a plain type."""
+        value = self.request("plain", target)
+        if type(value) is not type(target)._agentrl_base:
+            raise CodecError("the plain value is of another type")
+        return value
+
     def same(self, target: Any, other: Any) -> Any:
         """Whether two objects are one, where their class does not say when they are equal."""
         return NotImplemented
@@ -124,10 +148,7 @@ class Peer:
         if self.is_reading:
             return NotImplemented
         if base is not None and name in _LOCAL and name not in type(target)._agentrl_overridden:
-            plain = self.request("plain", target)
-            if type(plain) is not base:
-                raise CodecError("no plain value came")
-            return getattr(plain, name)(*map(self.plain, args))
+            return getattr(self.plain_value(target), name)(*map(self.plain, args))
         if name in COMPARISONS and not self.can_travel(args[0]):
             return NotImplemented
         self.allow("op", name, target, args)
@@ -138,14 +159,14 @@ class Peer:
     def plain(self, value: Any) -> Any:
         """The plain value of a handle that has one."""
         base = getattr(type(value), "_agentrl_base", None)
-        return value if base is None else self.request("plain", value)
+        return value if base is None else self.plain_value(value)
 
     def can_travel(self, value: Any) -> bool:
         """Whether a value is a handle, or is copied."""
         kind = type(value)
         if kind in TYPES.values() or type(kind) is ProxyType or kind is ProxyType:
             return True
-        return isinstance(value, BaseException) or carry.parts_of(value) is not None
+        return isinstance(value, BaseException) or parts_of(value) is not None
 
     def request(
         self,
@@ -156,19 +177,20 @@ class Peer:
         back: bool = False,
     ) -> Any:
         """Ask the other side for something; what it raised is raised here."""
-        answer = self.exchange(("q", op, target, args, kwargs or {}, back))
+        plain = self.wants_plain(op, args)
+        answer = self.exchange(("q", op, target, args, kwargs or {}, back, plain))
         if answer[3]:
             print(answer[3], end="")
         if answer[4] is not None:
             for old, new in zip(args, answer[4][0], strict=True):
-                carry.write_back(old, new)
+                write_back(old, new)
             for name, new in answer[4][1].items():
-                carry.write_back((kwargs or {})[name], new)
+                write_back((kwargs or {})[name], new)
         if answer[1] == "value":
             return answer[2]
-        raise self.raised(answer[2])
+        raise self.raised(answer[2], op, args)
 
-    def raised(self, error: Any) -> BaseException:
+    def raised(self, error: Any, op: str, args: tuple[Any, ...]) -> BaseException:
         """What to raise for what the other side raised."""
         return error if isinstance(error, Exception) else RuntimeError("no exception was raised")
 
@@ -185,11 +207,14 @@ class Peer:
         if op == "op" and args[0] in OPERATORS:
             return _operated(target, *args)
         if op == "plain":
-            base = _base(type(target))
-            return _PLAIN.get(base, lambda value: base(base.__iter__(value)))(target)
+            return self.plain_copy(target, _base(type(target)))
         if op in ("copy", "deepcopy"):
             return getattr(copy, op)(target)
         raise ValueError(f"no operation {op}")
+
+    def build(self, name: str, *parts: Any) -> Any:
+        """Build a value of the standard library from its parts."""
+        return build_value(name, *parts)
 
     # What goes over the wire.
 
@@ -234,12 +259,24 @@ class Peer:
             return self._error_ref(value, kind)
         if self.names(value):
             return Ref("g", value.__module__ or "builtins", value.__name__)
-        if isinstance(value, type):
-            return self._class_ref(value)
-        parts = carry.parts_of(value)
+        parts = parts_of(value)
         if parts is not None:
             return Ref("v", *parts)
+        rebuilt = self.rebuilt(value)
+        if rebuilt is not None:
+            return rebuilt
+        self.admit(value)
+        if isinstance(value, type):
+            return self._class_ref(value)
         return Ref("o", self.number(value), self._class_ref(kind), _hash(value, kind))
+
+    def plain_base(self, value: Any) -> Any:
+        """The plain type that the class of a value adds to; None for any other."""
+        return _base(type(value))
+
+    def plain_copy(self, value: Any, base: Any) -> Any:
+        """A copy as the exact plain type, whatever the class overrides."""
+        return _PLAIN.get(base, lambda value: base(base.__iter__(value)))(value)
 
     def _error_ref(self, error: BaseException, kind: type) -> Ref:
         if id(error) in self.errors:
@@ -315,7 +352,7 @@ class Peer:
         if tag == "n":
             return Ellipsis if parts[0] is True else NotImplemented
         if tag == "v":
-            return carry.build(*parts)
+            return self.build(*parts)
         if tag == "g":
             return self.named(*parts)
         if tag == "t":

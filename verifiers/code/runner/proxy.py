@@ -1,9 +1,11 @@
-"""The judge's side of a proxy: tests run here, and what they import is the candidate's over there.
+"""The judge's side of the bridge: tests run here and use the candidate's objects through handles.
 
 A handle gives nothing away by itself, but `handle == expected` would hand what is expected to the
-candidate, and believe its answer. So the reference solution is judged first, and each attribute,
-comparison, sum or membership that a test asks of a handle is noted with its line. Of a candidate
-nothing else is asked: a test that comes to do so has failed, whatever it makes of it.
+candidate, and believe its answer. So the reference solution is judged first, and each attribute and
+operator that a test asks of a handle is noted with its line. Where the test asks a handle to decide
+against a value of its own, or hands over an object that `crossing` does not list, the task is
+refused. Of a candidate nothing else is asked: a test that comes to do so has failed, whatever it
+makes of it. Where the reference sends plain values, so must the candidate.
 """
 
 from __future__ import annotations
@@ -11,33 +13,42 @@ from __future__ import annotations
 import _thread
 import sys
 
-from agentrl.verifiers.code.runner import carry, handles
-from agentrl.verifiers.code.runner.candidate import Candidate, Gone
-from agentrl.verifiers.code.runner.codec import CodecError, encode
-from agentrl.verifiers.code.runner.handles import ARITHMETIC, COMPARISONS, FREE
+from agentrl.verifiers.code.runner import handles
+from agentrl.verifiers.code.runner.candidate import Candidate, Escaped, Gone, escaped
+from agentrl.verifiers.code.runner.codec import (
+    MUTABLE,
+    CodecError,
+    Ref,
+    encode,
+    parts_for_candidate,
+)
+from agentrl.verifiers.code.runner.crossing import Crossing, is_library
+from agentrl.verifiers.code.runner.handles import ARITHMETIC, COMPARISONS
 from agentrl.verifiers.code.runner.minitest import Watch
 from agentrl.verifiers.code.runner.peer import NAMED, OTHER_ERRORS, Peer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 MOST_DEPTH = 40
 _NEVER = ("test", "pytest", "setUp", "tearDown", "setup_", "teardown_", "load_tests", "_")
-_NO_ATTRIBUTES = {
-    "function",
-    "method",
-    "builtin_function_or_method",
-    "module",
-    "type",
-    "frame",
-    "code",
-    "traceback",
-    "generator",
-    "coroutine",
-    "async_generator",
-}
-_SHOWN = {"__name__", "__qualname__", "__doc__"}
+"""Names that a star import brings only if the test file reads them: test runners look for them."""
+_UNASKED = frozenset(
+    f"__{name}__"
+    for name in ("call", "iter", "next", "aiter", "anext", "await", "enter", "exit", "repr", "str")
+)
+"""Operators of a candidate's objects that are allowed where the reference was not asked."""
+_UNARY = frozenset(
+    f"__{name}__" for name in ("neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil")
+)
+_CHANGING = frozenset(
+    f"__{name}__" for name in ("setitem", "delitem", "next", "anext", "enter", "exit", "call")
+)
+_CHANGING |= {name for name in ARITHMETIC if name.startswith("__i") and name != "__invert__"}
+_FOREVER = (str, bytes, int, float, complex, tuple, frozenset)
+"""Plain types whose instances cannot change: their value is fetched once."""
 
 
 class Judge(Peer, Watch):
@@ -46,11 +57,15 @@ class Judge(Peer, Watch):
     Args:
         uses: what the reference was asked for, as `record` of its judging; None to note it.
         widened: families of operators and attributes that are allowed on every line.
-        files: names of the test files.
+        files: texts of the test files by name.
     """
 
     def __init__(
-        self, candidate: Candidate, uses: set[str] | None, widened: set[str], files: set[str]
+        self,
+        candidate: Candidate,
+        uses: set[str] | None,
+        widened: set[str],
+        files: dict[str, str],
     ) -> None:
         super().__init__()
         self.candidate = candidate
@@ -62,6 +77,11 @@ class Judge(Peer, Watch):
         self.test = ""
         self.spoiled = ""
         self._is_whole_spoiled = False
+        self.crossing = Crossing(files)
+        self._read_names = {name for text in files.values() for name in _names_in(text)}
+        self._looks: dict[Any, Any] = {}
+        self._plain: dict[Any, Any] = {}
+        self._frame: tuple[Any, ...] | None = None
         self._depth = 0
         self._lock = _thread.RLock()
         candidate.begin()
@@ -69,6 +89,10 @@ class Judge(Peer, Watch):
         if candidate.receive(candidate.begin()) != "ready":
             raise candidate.leave("unreadable")
         handles.install(self)
+        if any("unittest" in text for text in files.values()):
+            import unittest.case
+
+            see_through(unittest.case._AssertRaisesContext)
 
     def begin(self, test: str) -> None:
         """A test begins; what spoiled an earlier one is forgotten, what spoiled all is not."""
@@ -80,6 +104,10 @@ class Judge(Peer, Watch):
         """The running test has failed, whatever becomes of the error that this returns."""
         self.spoiled = self.spoiled or why
         return AssertionError(why)
+
+    def reads(self, name: str) -> bool:
+        """Whether the text of a test file reads this name."""
+        return name in self._read_names
 
     def note(self, what: str) -> None:
         """Add to the record of a reference."""
@@ -103,17 +131,19 @@ class Judge(Peer, Watch):
 
     def allow(self, kind: str, name: str, handle: Any, args: tuple[Any, ...]) -> None:
         """Refuse what the reference was not asked for on this line."""
-        if kind == "op" and name in FREE:
-            return
         site = self._site()
         if not site:
+            if kind == "op" and name in _UNASKED:
+                return
             raise AttributeError(name)
         if self.is_noting:
             self.note(f"use:{site}:{kind}:{name}")
-            if _decides(name, args):
-                self.note(f"decided:{self.test}")
+            if kind == "op" and _decides(name, args):
+                self.note(f"decided:{_family(name)}:{site}")
             return
         if f"use:{site}:{kind}:{name}" in self.uses or _family(name) in self.widened:
+            return
+        if kind == "op" and name in _UNASKED:
             return
         if kind == "get":  # it is not asked for, so it might as well not be there
             raise AttributeError(name)
@@ -122,21 +152,83 @@ class Judge(Peer, Watch):
     def same(self, target: Any, other: Any) -> Any:
         """As ever; but the candidate says which of its objects are one."""
         if type(type(other)) is handles.ProxyType and not self.is_reading:
-            self.note(f"decided:{self.test}")
+            self.note(f"decided:comparison:{self._site()}")
         return NotImplemented
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call; arguments that the reference changes on this line are changed here too."""
         given = (*args, *kwargs.values())
-        back = any(type(value).__name__ in carry.MUTABLE for value in given)
+        back = any(type(value).__name__ in MUTABLE for value in given)
         if back and not self.is_noting:
             back = f"back:{self._site()}" in self.uses
         return self.request("call", target, args, kwargs, back)
 
-    def raised(self, error: Any) -> BaseException:
+    def request(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        back: bool = False,
+    ) -> Any:
+        """Ask; what was seen of objects that can change is forgotten when they may have changed."""
+        if op in ("call", "set", "delete", "await") or (op == "op" and args[0] in _CHANGING):
+            self._looks.clear()
+        return super().request(op, target, args, kwargs, back)
+
+    def get(self, target: Any, name: str) -> Any:
+        """An attribute; of a plain value with something added, plain methods are used here."""
+        base = getattr(type(target), "_agentrl_base", None)
+        is_asked = self.is_noting or f"use:{self._site()}:get:{name}" in self.uses
+        if base is not None and not is_asked and not name.startswith("_") and hasattr(base, name):
+            return getattr(self.plain_value(target), name)
+        self.allow("get", name, target, ())
+        place = (_number(target), "get", name)
+        if place not in self._looks:
+            value = self.request("get", target, (name,))
+            self._looks[place] = value
+        return self._looks[place]
+
+    def operate(self, target: Any, name: str, args: tuple[Any, ...]) -> Any:
+        """Apply an operator; each look at an object that nobody changed sees the same."""
+        base = getattr(type(target), "_agentrl_base", None)
+        if self.is_reading or base is not None or name in _CHANGING or name in COMPARISONS:
+            return super().operate(target, name, args)
+        self.allow("op", name, target, args)
+        try:
+            place = (_number(target), name, self.packed(args, is_sent=False))
+        except CodecError:
+            return self.request("op", target, (name, *args))
+        if place not in self._looks:
+            value = self.request("op", target, (name, *args))
+            self._looks[place] = Items(value) if name == "__iter__" else value
+        return iter(self._looks[place]) if name == "__iter__" else self._looks[place]
+
+    def plain_value(self, target: Any) -> Any:
+        """The plain value of a handle; fetched once if it cannot change."""
+        place = (_number(target), "plain")
+        if place in self._plain:
+            return self._plain[place]
+        if place not in self._looks:
+            value = super().plain_value(target)
+            kept = self._plain if isinstance(value, _FOREVER) else self._looks
+            kept[place] = value
+            return value
+        return self._looks[place]
+
+    def wants_plain(self, op: str, args: tuple[Any, ...]) -> bool:
+        """Where the reference sent no object, subclasses of plain types come as plain values."""
+        return not self.is_noting and self._place(op, args) not in self.uses
+
+    def _place(self, op: str, args: tuple[Any, ...]) -> str:
+        name = args[0] if op in ("get", "op") else ""
+        return f"object:{self._site()}:{op}:{name}"
+
+    def raised(self, error: Any, op: str, args: tuple[Any, ...]) -> BaseException:
         """What to raise; an ending such as SystemExit is a failure of the test."""
         if isinstance(error, Exception):
-            return error
+            is_protocol = op == "op" and args[0] in ("__next__", "__anext__")
+            return error if is_protocol else escaped(error)
         if any(error is known for known in self.own.values()):
             return error if isinstance(error, BaseException) else self.spoil("no exception")
         return self.spoil("the candidate raised what is no exception")
@@ -156,7 +248,7 @@ class Judge(Peer, Watch):
             candidate.calls += 1
             self.write(self.packed(frame))
             while True:
-                message = self._read()
+                message = self._read(frame)
                 if _is_question(message):
                     self._answer(message)
                 elif _is_answer(message, frame):
@@ -166,18 +258,43 @@ class Judge(Peer, Watch):
                 else:
                     raise candidate.leave("unreadable")
 
-    def _read(self) -> tuple[Any, ...]:
-        self.is_reading = True
+    def _read(self, frame: tuple[Any, ...]) -> tuple[Any, ...]:
+        outer, self._frame, self.is_reading = self._frame, frame, True
         try:
             message: tuple[Any, ...] = self.candidate.receive(self.candidate.begin(), self.resolve)
         finally:
-            self.is_reading = False
+            self._frame, self.is_reading = outer, False
         return message
+
+    def _resolved(self, tag: str, *parts: Any) -> Any:
+        made = super()._resolved(tag, *parts)
+        if self._frame is None:
+            return made
+        _, op, _, args, _, _, plain = self._frame
+        if tag == "b" and not isinstance(made, BaseException):
+            self._expect_home(made, self._place(op, args))
+        if tag == "o":
+            if plain and getattr(type(made), "_agentrl_base", None) is not None:
+                raise CodecError("a plain value was wanted")
+            if self.is_noting and type(made).__name__ not in _NO_OBJECTS:
+                self.note(self._place(op, args))
+        return made
+
+    def _expect_home(self, value: Any, place: str) -> None:
+        """Refuse an object of the test as an answer where the reference sends none of its type.
+
+        A mock has any attribute and is true, so its children would answer for the candidate.
+        """
+        note = f"home:{type(value).__name__}:{place}"
+        if self.is_noting:
+            self.note(note)
+        elif note not in self.uses:
+            raise CodecError("the reference sends no object of the test here")
 
     # What the candidate asks of the tests' objects.
 
     def _answer(self, frame: tuple[Any, ...]) -> None:
-        _, op, target, args, kwargs, _ = frame
+        _, op, target, args, kwargs, _, _ = frame
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise self.candidate.leave("unreadable")
@@ -197,37 +314,50 @@ class Judge(Peer, Watch):
             data = self.packed(("a", "raised", ValueError(str(error)), "", None))
         self.write(data)
 
+    def admit(self, value: Any) -> None:
+        """Refuse to hand over an object that the table does not list.
+
+        Raises:
+            CodecError: it must not cross.
+        """
+        if self.crossing.access(value) is None:
+            name = value.__name__ if isinstance(value, type) else type(value).__name__
+            self.note(f"refused:{self._site()}:{type(value).__module__}.{name}")
+            raise CodecError(f"an object of type {name} must not cross")
+
+    def rebuilt(self, value: Any) -> Any:
+        """Parts of what the candidate builds again; library subclasses of plain types as values."""
+        parts = parts_for_candidate(value)
+        if parts is not None:
+            return Ref("v", *parts)
+        base = self.plain_base(value)
+        if base is not None and self.crossing.access(value) is None:
+            return self.plain_copy(value, base)
+        return None
+
     def perform(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do what the candidate asks, as far as it may: calls, operators and public names."""
-        if self.numbers.get(id(target)) is None:
+        """Do what the candidate asks, as far as the table allows it."""
+        access = None
+        if self.numbers.get(id(target)) is not None:
+            access = self.crossing.access(target)
+        if access is None:
             raise PermissionError("only objects that a test handed over can be used")
         kind = type(target).__name__
-        if op == "call" and kind != "module":
+        if op == "call" and access.can_call:
             return target(*args, **kwargs)
-        if op == "op":
+        if op == "op" and args and args[0] in access.operators:
             return super().perform(op, target, args, kwargs)
-        if op == "plain":
+        if op == "plain" and self.plain_base(target) is not None:
             return super().perform(op, target, (), {})
-        if op == "get" and len(args) == 1 and self._may_read(target, kind, args[0]):
-            return getattr(target, args[0])
-        if op == "set" and len(args) == 2 and _is_public(args[0]):
+        if op == "get" and len(args) == 1:
+            if access.shows(args[0]) and not _is_mock_setting(target, args[0]):
+                return getattr(target, args[0])
+            raise AttributeError(f"a {kind} of the test shows no such attribute")
+        if op == "set" and len(args) == 2 and args[0] in access.settable:
             self.note(f"set:{args[0]}")
             if self.is_noting or f"set:{args[0]}" in self.uses:
                 return setattr(target, args[0], args[1])
-        if op == "get":
-            raise AttributeError(f"a {kind} of the test shows no such attribute")
         raise PermissionError(f"{op} is not allowed on this {kind}")
-
-    def _may_read(self, target: Any, kind: str, name: Any) -> bool:
-        if kind in _NO_ATTRIBUTES:
-            return name in _SHOWN and kind in ("function", "method", "type")
-        cases = sys.modules.get("unittest.case")
-        if cases is not None and isinstance(target, cases.TestCase):
-            return False
-        mocks = sys.modules.get("unittest.mock")
-        if mocks is not None and isinstance(target, mocks.NonCallableMock):
-            return _is_public(name) and not hasattr(type(target), name)
-        return _is_public(name)
 
     # Names.
 
@@ -241,16 +371,46 @@ class Judge(Peer, Watch):
 
     def names(self, value: Any) -> bool:
         """Whether a type or function is one of the standard library, which the candidate has."""
-        if not isinstance(value, type) and type(value).__name__ not in (
-            "function",
-            "builtin_function_or_method",
-        ):
-            return False
-        module = str(value.__module__)
-        return (
-            module.partition(".")[0] in sys.stdlib_module_names
-            and getattr(sys.modules.get(module), value.__name__, None) is value
-        )
+        return is_library(value)
+
+
+_NO_OBJECTS = {"generator", "coroutine", "module"}
+
+
+def _number(target: Any) -> tuple[bool, int]:
+    is_class = type(target) is handles.ProxyType
+    return is_class, target._agentrl_class if is_class else target._agentrl_object
+
+
+class Items:
+    """The items of an iterable of the candidate, fetched as they are needed and then kept."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._known: list[Any] = []
+
+    def __iter__(self) -> Any:
+        index = 0
+        while True:
+            if index == len(self._known):
+                try:
+                    self._known.append(next(self._source))
+                except StopIteration:
+                    return
+            yield self._known[index]
+            index += 1
+
+
+def see_through(context: Any) -> None:
+    """Let `assertRaises` or `pytest.raises` match the error inside of an `Escaped`."""
+    leave = context.__exit__
+
+    def leave_with_error(self: Any, kind: Any, value: Any, trace: Any) -> Any:
+        if isinstance(value, Escaped):
+            kind, value = type(value.error), value.error
+        return leave(self, kind, value, trace)
+
+    context.__exit__ = leave_with_error
 
 
 class Module(type(sys)):  # type: ignore[misc]
@@ -263,7 +423,11 @@ class Module(type(sys)):  # type: ignore[misc]
             return self._names()
         if name.startswith("__"):
             raise AttributeError(name)
-        return handles.peer().get(self._loaded(), name)
+        judge = handles.peer()
+        known = judge.record if judge.is_noting else judge.uses
+        if f"library:{self.__name__}:{name}" in known:
+            return __import__(name)
+        return judge.get(self._loaded(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         handles.peer().set(self._loaded(), name, value)
@@ -281,11 +445,18 @@ class Module(type(sys)):  # type: ignore[misc]
         judge, loaded = handles.peer(), self._loaded()
         if judge.is_noting:
             for name in judge.request("defined", loaded):
-                if not name.startswith(_NEVER):
+                if not name.startswith(_NEVER) or judge.reads(name):
                     judge.note(f"star:{self.__name__}:{name}")
+            for name in filter(judge.reads, judge.request("modules", loaded)):
+                judge.note(f"library:{self.__name__}:{name}")
+                judge.note(f"star:{self.__name__}:{name}")
         known = judge.record if judge.is_noting else judge.uses
-        there = judge.request("names", loaded)
-        return [name for name in there if f"star:{self.__name__}:{name}" in known]
+        prefix = f"star:{self.__name__}:"
+        names = {note.removeprefix(prefix) for note in known if note.startswith(prefix)}
+        library = {name for name in names if f"library:{self.__name__}:{name}" in known}
+        return [
+            name for name in sorted({*judge.request("names", loaded), *library}) if name in names
+        ]
 
 
 def install_modules(names: list[str]) -> None:
@@ -300,14 +471,26 @@ def install_modules(names: list[str]) -> None:
             sys.modules.setdefault(module.__name__, module)
 
 
-def _is_public(name: Any) -> bool:
-    return type(name) is str and not name.startswith("_")
+def _is_mock_setting(target: Any, name: str) -> bool:
+    """Whether an attribute of a mock is how the test set it up, such as `return_value`."""
+    mocks = sys.modules.get("unittest.mock")
+    is_mock = mocks is not None and isinstance(target, mocks.NonCallableMock)
+    return is_mock and hasattr(type(target), name)
+
+
+def _names_in(text: str) -> Iterator[str]:
+    """All names that the code of a text uses."""
+    codes = [compile(text, "", "exec")]
+    while codes:
+        code = codes.pop()
+        yield from code.co_names
+        codes += [each for each in code.co_consts if isinstance(each, type(code))]
 
 
 def _is_question(message: Any) -> bool:
     return (
         type(message) is tuple
-        and len(message) == 6
+        and len(message) == 7
         and message[0] == "q"
         and type(message[1]) is str
         and type(message[3]) is tuple
@@ -336,11 +519,12 @@ def _is_answer(message: Any, frame: tuple[Any, ...]) -> bool:
 
 
 def _decides(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether who made a handle decides by this operator what a test wants to know."""
+    """Whether by this operator an object of the candidate decides about a value of the test."""
     if name in COMPARISONS or name == "__contains__":
-        return args[0] is not None
-    is_plain = bool(args) and type(type(args[0])) is not handles.ProxyType
-    return name in ("__sub__", "__rsub__") and is_plain
+        return True
+    if name not in ARITHMETIC or name in _UNARY:
+        return False
+    return any(type(type(value)) is not handles.ProxyType for value in args)
 
 
 def _family(name: str) -> str:

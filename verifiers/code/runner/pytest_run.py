@@ -11,6 +11,8 @@ import os
 import pathlib
 import sys
 
+from agentrl.verifiers.code.runner import proxy
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,6 +112,7 @@ def run(files: dict[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
     import pytest
 
     sys.meta_path.insert(0, _Hidden(files))
+    proxy.see_through(type(pytest.raises(Exception)))
     plugin, sys.dont_write_bytecode = _Plugin(files, watch), True
     pytest.main([*_OPTIONS], plugins=[plugin])
     for name in plugin.called | plugin.failed:

@@ -1,1 +1,0 @@
-"""Commands that measure: evaluations, comparisons, suites, exports, audits."""

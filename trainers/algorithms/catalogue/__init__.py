@@ -1,1 +1,0 @@
-"""What recipes are made of, by name, and what is told of them."""

@@ -1,1 +1,0 @@
-"""A `trl.GRPOConfig` as settings of ours."""

@@ -1,1 +1,0 @@
-"""What offline stages learn from: public files and recorded episodes, as conversations."""

@@ -1,0 +1,101 @@
+"""What a side effect costs: a fixed penalty, or the multiplier of a constraint.
+
+The constraint "at most this share of episodes has a side effect" enters the reward by Lagrange's
+multiplier (Ray et al. 2019, "Benchmarking safe exploration"), moved after each round by a
+proportional and an integral part (Stooke et al. 2020, "Responsive safety by PID Lagrangian
+methods"):
+
+    λ = clip(I + P · max(0, u − at_most), 0, MOST),    I ← clip(I + η (u − at_most), 0, MOST)
+
+where u is the upper end of Wilson's 95 % bound (one-sided) on the rate of the round: its rate is a
+sample, so staying under the bound needs a distance from it. Before the first round nothing is
+known, so λ is `MOST`, and I is the penalty that is set, else 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from agentrl.env import ToolEnv
+from agentrl.evaluation.stats import wilson_ci
+from agentrl.safety.settings import SafetySettings
+from agentrl.trajectory import Group
+from agentrl.verifiers.shaping import shaped, side_effect_penalty
+
+STEP_SIZE = 0.5
+"""η: what a bound on the rate that is 1 too high adds to the integral part."""
+GAIN = 10.0
+"""P: one that is 0.1 too high takes 1 more off the reward in the very next round."""
+MOST = 2.0
+"""What the multiplier never exceeds; over 1, a success by a side effect is worse than a failure."""
+
+
+class SideEffectPrice:
+    """The penalty of the current round.
+
+    Attributes:
+        value: what is taken off the reward of an episode with a side effect.
+        integral: the part of it that remembers, I; a checkpoint keeps both.
+    """
+
+    def __init__(self, settings: SafetySettings, state: tuple[float, float] | None = None) -> None:
+        self._at_most = settings.at_most
+        self.is_bound = settings.at_most < 1
+        self.is_set = settings.penalty > 0 or self.is_bound
+        self.value, self.integral = settings.penalty, settings.penalty or 1.0
+        if self.is_bound:
+            self.value, self.integral = state or (MOST, self.integral)
+
+    def around(self, make: Callable[[], ToolEnv]) -> Callable[[], ToolEnv]:
+        """Builds the environment with the penalty in its reward, where there is one."""
+        if not self.is_set:
+            return make
+
+        def priced() -> ToolEnv:
+            env = make()
+            term = side_effect_penalty(lambda: self.value, cap=MOST)
+            env.verifier = shaped(env.verifier, term)
+            return env
+
+        return priced
+
+    def warning(self, episodes: int) -> str:
+        """A sentence where rounds of so many episodes can never be seen to hold the bound, so that
+        the multiplier only rises; else "".
+        """
+        least = wilson_ci(0, episodes, level=0.9)[1]
+        if not self.is_bound or self._at_most >= least:
+            return ""
+        said = f"safety.at_most={self._at_most:g}: of {episodes} episodes a round"
+        more = ""
+        if self._at_most:
+            square = episodes * least / (1 - least)  # z²: the bound at none of n is z²/(n + z²)
+            needed = math.ceil(square * (1 - self._at_most) / self._at_most)
+            more = f", or play at least {needed} (tasks_per_step · group_size)"
+        return (
+            f"{said} without any side effect the upper bound is {least:.3f}, so the penalty only"
+            f" rises, up to {MOST:g}: set at_most above {least:.3f}{more}"
+        )
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Move the multiplier by the measured episodes that had side effects."""
+        measured = [
+            bool(episode.side_effects)
+            for group in groups
+            for episode in group.episodes
+            if episode.side_effects is not None and episode.reward is not None
+        ]
+        if not self.is_bound or not measured:
+            return
+        excess = wilson_ci(sum(measured), len(measured), level=0.9)[1] - self._at_most
+        self.integral = _clip(self.integral + STEP_SIZE * excess)
+        self.value = _clip(self.integral + GAIN * max(0.0, excess))
+
+    def metrics(self) -> dict[str, float]:
+        """`safety/penalty`, where there is one."""
+        return {"safety/penalty": self.value} if self.is_set else {}
+
+
+def _clip(value: float) -> float:
+    return min(MOST, max(0.0, value))
