@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -210,11 +211,10 @@ def test_the_table_is_published():
 
 def mbpp_as_tests(row: dict, asserts: list[str]) -> Task:
     """A row of MBPP whose assertions are test functions that import the candidate."""
-    hidden = [name for name in ("_sum",) if any(f"{name}(" in line for line in asserts)]
-    setup = "\n".join(
-        ["from solution import *", *(f"from solution import {name}" for name in hidden)]
-    )
-    text = "\n".join([setup, *row["test_imports"]])
+    lines = ["from solution import *", *row["test_imports"]]
+    if any(re.search(r"\b_sum\(", line) for line in asserts):  # `import *` skips this name
+        lines.insert(1, "from solution import _sum")
+    text = "\n".join(lines)
     for index, line in enumerate(asserts):
         text += f"\n\ndef test_{index}():\n    {line}\n"
     return task_of(text, row["code"]).model_copy(update={"id": f"Mbpp/{row['task_id']}"})
