@@ -49,9 +49,9 @@ def recipe_sheet(name: str) -> dict[str, Any]:
     return {
         "name": row.name,
         "paper": row.paper,
-        "parts": [_describe_part(place, part) for place, part in row.parts()],
+        "parts": [describe_part(place, part) for place, part in row.parts()],
         "additions": [
-            _describe_part(place, part)
+            describe_part(place, part)
             for place, parts in ADDABLE.items()
             for part in parts
             if (place, part.label) not in present
@@ -66,7 +66,8 @@ def recipe_sheet(name: str) -> dict[str, Any]:
     }
 
 
-def _describe_part(place: str, part: Part) -> dict[str, Any]:
+def describe_part(place: str, part: Part) -> dict[str, Any]:
+    """A part with its place, name, formula and options."""
     return {
         "place": place,
         "name": part.label,

@@ -17,7 +17,6 @@ from trainer_cases import PAD
 
 from agentrl.errors import ConfigError
 from agentrl.trainers.algorithms.adaptive import COEF_RANGE, AdaptiveKL
-from agentrl.trainers.algorithms.describe import recipe_table
 from agentrl.trainers.algorithms.recipes import RECIPES, recipe
 from agentrl.trainers.batch import PolicyOutput, pack
 from agentrl.trainers.rounds import MAX_DRAWS
@@ -252,21 +251,3 @@ def test_the_tokens_of_a_step_are_those_of_its_episodes():
     batch = credited(recipe("grpo"), groups_of(ROUND))
     for step in batch.minibatches(3, seed=1):
         assert int(step.tokens_E.sum()) == step.n_tokens == int(step.mask_BT.sum())
-
-
-# --- the page
-
-
-def cells(head):
-    """The rows of the table of the page that begins with this head, without marks."""
-    table = RECIPE_DOCS.split(f"| {head} |")[1].split("\n\n")[0]
-    rows = [line[1:-1].split("|") for line in table.splitlines()[2:]]
-    return [[cell.replace("`", "").strip() for cell in row] for row in rows]
-
-
-def test_the_page_has_the_table_of_recipes():
-    expected = [
-        [*list(row.values())[:-1], f"[{row['paper'].rpartition('/')[2]}]({row['paper']})"]
-        for row in recipe_table()
-    ]
-    assert cells("recipe | credit | surrogate | aggregate | besides | paper") == expected

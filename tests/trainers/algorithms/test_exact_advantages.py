@@ -2,7 +2,7 @@
 against the exact one.
 
 The policy draws one or two of five tokens (a tool speaks between them). What is unbiased is so to
-1e-8; what is biased is biased as its docstring says, and the table in docs/trainers.md has the
+1e-8; what is biased is biased as its docstring says, and the table in docs/experiments.md has the
 figures that are asserted here.
 """
 
@@ -51,7 +51,7 @@ def over_groups(form):
     return lambda batch: group_advantages(batch, lambda rewards_G: known(tuple(rewards_G)))
 
 
-DOCS = Path(__file__).parents[3] / "docs" / "trainers.md"
+DOCS = Path(__file__).parents[3] / "docs" / "experiments.md"
 
 
 def prepared(policy: Stopper, size: int):

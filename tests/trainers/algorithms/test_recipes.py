@@ -5,13 +5,11 @@ edges.
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 from recipe_cases import CASES, SIGNAL, credited, groups_of, learnt, made_up, output_of, paid
 from recipe_checks import (
     CHECKS,
@@ -23,16 +21,15 @@ from recipe_checks import (
 
 from agentrl.engines.loading import load_tokenizer
 from agentrl.errors import ConfigError
-from agentrl.trainers.algorithms.recipe import Recipe
-from agentrl.trainers.algorithms.recipes import ADDABLE, RECIPES, SURROGATES, recipe
-from agentrl.trainers.config import TrainConfig, check_config
+from agentrl.trainers.algorithms.describe import recipe_table
+from agentrl.trainers.algorithms.recipes import RECIPES, recipe
+from agentrl.trainers.config import check_config
 from agentrl.trainers.loop import train
 from agentrl.trainers.models.distributed import idle
 from agentrl.trainers.models.tiny import build_model
 from agentrl.trainers.run import Run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text()
-RUNS = Path(__file__).parents[3] / "docs" / "training.md"
 RECIPE_DOCS = PAGE.split("\n## Recipes\n")[1].split("\n## ")[0]
 ALL = pytest.mark.parametrize("name", CASES)
 ROWS = pytest.mark.parametrize("name", RECIPES)
@@ -117,32 +114,16 @@ def test_a_group_of_one_is_refused_or_teaches(name):
 
 
 @ROWS
-def test_every_row_says_where_it_is_defined_and_stands_in_the_docs(name):
+def test_every_row_names_its_paper_and_lists_all_its_parts(name):
     row = RECIPES[name]
     assert row.name == name and row.paper.startswith("https://")
-    line = next(line for line in RECIPE_DOCS.splitlines() if line.startswith(f"| `{name}` |"))
-    credit, surrogate, aggregate, besides = (
-        re.findall(r"`([a-z_]+)`", cell) for cell in line.split("|")[2:6]
-    )
-    assert credit == [step.name for step in row.credit]
-    assert surrogate[0] == row.surrogate.name and f"by_{aggregate[0]}" == row.aggregate.name
-    assert {part.name for part in (*row.regularisers, *row.corrections)} <= set(besides)
-    assert line.endswith(f"({row.paper}) |") and ("refill" in line) == row.refill
-
-
-def test_the_docs_name_every_surrogate_that_can_be_chosen():
-    table = PAGE.split("\n## Surrogates\n")[1].split("\n| aggregate |")[0]
-    assert set(re.findall(r"`([a-z_]+)`", table)) >= SURROGATES.keys()
-
-
-def test_the_docs_name_every_setting():
-    named = set(re.findall(r"`([a-z_]+)`", RECIPE_DOCS))
-    addable = {name for parts in ADDABLE.values() for part in parts for name in dict(part.options)}
-    assert addable <= named and {
-        one.name for one in fields(Recipe) if one.default is not MISSING
-    } - named == {
-        "one_step",
-    }
+    (listed,) = (line for line in recipe_table() if line["name"] == name)
+    assert listed["credit"].split(", ") == [step.label for step in row.credit]
+    assert listed["surrogate"].split(" ")[0] == row.surrogate.label
+    assert listed["aggregate"] == row.aggregate.label and listed["paper"] == row.paper
+    named = set(re.findall(r"[a-z_]+", listed["besides"]))
+    assert {part.name for part in (*row.regularisers, *row.corrections)} <= named
+    assert ("refill" in named) == row.refill
 
 
 def test_a_recipe_of_ones_own_is_one_expression(monkeypatch):
@@ -179,38 +160,6 @@ def test_parts_of_ones_own_in_a_file_are_a_recipe(tmp_path):
     file.write_text("import nothing_of_that_name")
     with pytest.raises(ConfigError, match="cannot be loaded: ModuleNotFoundError"):
         recipe(f"{file}:soft")
-
-
-def test_the_docs_have_every_setting_of_a_run_with_its_default():
-    rows = RUNS.read_text().split("\n## Settings\n")[1].split("\n## ")[0]
-    said = {}
-    for names, values in re.findall(r"^\| (`.*?`) \| (.*?) \|", rows, re.MULTILINE):
-        said |= dict(
-            zip(re.findall(r"`(.*?)`", names), values.replace("`", "").split(", "), strict=True)
-        )
-    flat = {}
-    for name, one in TrainConfig.model_fields.items():
-        inner = one.default if isinstance(one.default, BaseModel) else None
-        flat |= (
-            {f"{name}.{key}": value for key, value in inner.model_dump().items()}
-            if inner
-            else {name: one.default}
-        )
-    words = {True: "true", False: "false"}
-    assert said == {
-        name: (
-            "–"
-            if value is PydanticUndefined
-            else words[value]
-            if isinstance(value, bool)
-            else " and ".join(map(str, value))
-            if isinstance(value, tuple)
-            else '""'
-            if value == ""
-            else str(value).replace("e-0", "e-")
-        )
-        for name, value in flat.items()
-    }
 
 
 # --- rounds at the edges

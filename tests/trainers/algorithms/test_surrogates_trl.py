@@ -1,6 +1,6 @@
 """Surrogates and aggregates against TRL's own code, on random masked batches.
 
-Where they differ, a test shows how: each of these is a line of the list in docs/trainers.md.
+Where they differ on purpose, a test shows how.
 """
 
 from __future__ import annotations
