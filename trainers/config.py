@@ -125,6 +125,12 @@ class TrainConfig(SharedSettings):
     concurrency: int = Field(256, ge=1)
     """Maximum number of episodes played at the same time, each in a sandbox if its tools need
     one."""
+    mode: Literal["sync", "async"] = "sync"
+    """"sync": play a round, then learn from it. "async": a separate process plays later rounds
+    while the policy learns; see `max_staleness`."""
+    max_staleness: int = Field(2, ge=0, le=64)
+    """For mode="async": updates between the weights that a round begins with and those that learn
+    from it. The tasks of a round are dispatched this number of rounds early."""
     deterministic: bool = False
     """Sample turn by turn in fixed batches, so that running again gives the same bits."""
     eval_every: int = Field(0, ge=0)
@@ -158,6 +164,28 @@ class TrainConfig(SharedSettings):
     """Memory and speed: `{micro_tokens = 4096, dtype = "bfloat16", lora_rank = 16}`."""
     curriculum: CurriculumSettings = InOrder()
     """Which tasks are played: `{sampler = "learnability", explore = 0.2}`."""
+
+    @property
+    def staleness(self) -> int:
+        """How many rounds ahead of the learner tasks are dispatched."""
+        return self.max_staleness if self.mode == "async" else 0
+
+    @model_validator(mode="after")
+    def _can_play_ahead(self) -> TrainConfig:
+        if self.mode == "sync":
+            return self
+        if self.deterministic and self.max_staleness:
+            raise SettingError(
+                "needs max_staleness = 0: what plays beside an update depends on the clock",
+                "deterministic",
+            )
+        if self.engine.sleep:
+            raise SettingError(
+                'needs mode = "sync": this engine samples while the policy learns', "engine.sleep"
+            )
+        if self.engine.routing != "off":
+            raise SettingError('needs mode = "sync"', "engine.routing")
+        return self
 
     @model_validator(mode="after")
     def _pool_holds_a_round(self) -> TrainConfig:

@@ -77,6 +77,8 @@ def recipe_of(config: TrainConfig) -> Recipe:
         ConfigError: the settings name no recipe, or contradict it.
     """
     recipe = recipe_named(config.recipe, **config.loss)
+    if config.staleness and "corrections" not in config.loss:
+        recipe = with_correction(recipe, config)
     recipe.refuse_group_size(config.group_size)
     recipe.refuse_minibatches(config.minibatches)
     recipe.refuse_no_teacher()
@@ -89,6 +91,22 @@ def recipe_of(config: TrainConfig) -> Recipe:
             setting=f"process_rewards.{unread[0]}",
         )
     return recipe
+
+
+def with_correction(recipe: Recipe, config: TrainConfig) -> Recipe:
+    """Return the recipe with truncated importance sampling, unless it corrects already.
+
+    Tokens that earlier weights sampled are then weighted by π_proximal/π_sampler, at most 2, and
+    the surrogate keeps its trust region around the proximal policy: the decoupled objective of
+    https://arxiv.org/abs/2505.24298. `loss.corrections = []` trains without.
+
+    Raises:
+        ConfigError: the recipe takes no correction.
+    """
+    if any("proximal" in part.reads for part in recipe.corrections):
+        return recipe
+    names = [part.label for part in recipe.corrections]
+    return recipe_named(config.recipe, **config.loss, corrections=[*names, "truncated_is"])
 
 
 class Learner:

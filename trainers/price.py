@@ -15,19 +15,18 @@ known, so λ is `MOST`, and I is the penalty that is set, else 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from agentrl.env import ToolEnv
 from agentrl.evaluation.stats import wilson_ci
 from agentrl.safety.settings import SafetySettings
+from agentrl.specs import HIGHEST_PRICE
 from agentrl.trajectory import Group
-from agentrl.verifiers.shaping import shaped, side_effect_penalty
 
 STEP_SIZE = 0.5
 """η: what a bound on the rate that is 1 too high adds to the integral part."""
 GAIN = 10.0
 """P: one that is 0.1 too high takes 1 more off the reward in the very next round."""
-MOST = 2.0
+MOST = HIGHEST_PRICE
 """What the multiplier never exceeds; over 1, a success by a side effect is worse than a failure."""
 
 
@@ -46,19 +45,6 @@ class SideEffectPrice:
         self.value, self.integral = settings.penalty, settings.penalty or 1.0
         if self.is_bound:
             self.value, self.integral = state or (MOST, self.integral)
-
-    def around(self, make: Callable[[], ToolEnv]) -> Callable[[], ToolEnv]:
-        """Builds the environment with the penalty in its reward, where there is one."""
-        if not self.is_set:
-            return make
-
-        def priced() -> ToolEnv:
-            env = make()
-            term = side_effect_penalty(lambda: self.value, cap=MOST)
-            env.verifier = shaped(env.verifier, term)
-            return env
-
-        return priced
 
     def warning(self, episodes: int) -> str:
         """A sentence where rounds of so many episodes can never be seen to hold the bound, so that

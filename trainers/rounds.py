@@ -4,6 +4,7 @@ the batch that a round becomes.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ import torch
 
 from agentrl.curriculum.source import TaskSource
 from agentrl.engines.base import Sampling
-from agentrl.records.files import EpisodeWriter, iter_episodes
+from agentrl.records.files import EpisodeWriter, iter_episodes, write_json_atomic
 from agentrl.records.taskfile import read_tasks, write_tasks
-from agentrl.rollout.rollouts import Dispatch, GroupStream
+from agentrl.rollout.rollouts import Dispatch, GroupStream, Handle
 from agentrl.trainers.algorithms.advantages import with_greedy_rewards
 from agentrl.trainers.algorithms.recipe import Recipe
 from agentrl.trainers.batch import TokenBatch, pack
@@ -23,6 +24,8 @@ from agentrl.trainers.observe.metrics import RoundDraws
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task
 
+AHEAD = "ahead.json"
+"""Name of the file in a checkpoint that lists the rounds which were dispatched early."""
 MAX_DRAWS = 4
 """How many draws of tasks dynamic sampling may play to fill one round, the first one included."""
 
@@ -65,8 +68,40 @@ class Round:
         return RoundDraws(self.groups, self.carried, self.refilled, self.spare, self.expired)
 
 
+@dataclass(frozen=True)
+class _Draw:
+    """Tasks that a source handed out for a round, and how many episodes each gets.
+
+    Attributes:
+        sizes: episodes of each task; None: the sampler's group size.
+    """
+
+    tasks: list[Task]
+    sizes: list[int] | None
+
+
+@dataclass(frozen=True)
+class _Playing:
+    """A draw that was dispatched."""
+
+    draw: _Draw
+    handles: list[Handle]
+
+    def gather(self) -> list[Group]:
+        """Wait for the groups; they come in the order of the tasks."""
+        groups = {group.task.id: group for handle in self.handles for group in handle.gather()}
+        return [groups[task.id] for task in self.draw.tasks]
+
+
 class Rounds:
     """Plays the rounds of a run.
+
+    With `ahead = S`, the tasks of round r are drawn and dispatched before round r − S is learned
+    from, so they play while the policy is updated. Rounds are still learned from in their order and
+    whole: no group is dropped, short episodes are not favoured, and no group is used more than S
+    updates after it was dispatched. Further draws of a round (`recipe.refill`) are dispatched when
+    the round is due. Rounds that play ahead are part of a checkpoint: after a resume they are
+    dispatched again under the same keys.
 
     With `recipe.refill`, groups without signal are replaced
     (https://arxiv.org/abs/2503.14476, "dynamic sampling"): first by groups kept from earlier
@@ -82,6 +117,10 @@ class Rounds:
         recipe: says which rewards train and what becomes of groups without signal.
         on_draw: called before each draw with the round, the number of the draw and its tasks.
         sizes: tasks of a draw -> episodes of each; None: the sampler's group size.
+        ahead: S, how many rounds are dispatched before they are due.
+        steps: rounds of the run; none beyond is dispatched. None: no end.
+        price: taken off the reward of an episode with a side effect, asked at each dispatch; None
+            for no price.
     """
 
     def __init__(
@@ -92,20 +131,37 @@ class Rounds:
         recipe: Recipe,
         on_draw: Callable[[int, int, int], None] = lambda number, draw, tasks: None,
         sizes: Callable[[Sequence[Task]], Sequence[int]] | None = None,
+        ahead: int = 0,
+        steps: int | None = None,
+        price: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._source, self._sampler, self._size = source, sampler, size
         self._recipe, self._on_draw, self._sizes = recipe, on_draw, sizes
+        self._ahead, self._steps, self._price = ahead, steps, price
+        self._drawn: dict[int, _Draw] = {}  # by round; those of a checkpoint that go out again
+        self._playing: dict[int, _Playing] = {}
         self._kept: list[Group] = []
         self._tasks: dict[str, Task] = {}
 
     def play(self, number: int) -> Round:
-        """Play one round and let the source see it.
+        """Dispatch the rounds that are due by now, wait for one, and let the source see it.
 
         Raises:
             ConfigError: the source has fewer tasks than a round.
         """
-        tasks: dict[str, Task] = {}
-        groups = self._draw(self._size, number, 0, tasks)
+        self._on_draw(number, 0, self._size)
+        last = number + self._ahead
+        if self._steps is not None:
+            last = max(number, min(last, self._steps - 1))
+        for coming in range(number, last + 1):
+            if coming not in self._playing:
+                first = self._drawn.pop(coming, None) or self._draw(self._size)
+                self._playing[coming] = self._dispatch(first, coming, 0)
+        playing = self._playing[number]
+        groups = playing.gather()
+        del self._playing[number]
+        self._source.observe(groups)
+        tasks = {task.id: task for task in playing.draw.tasks}
         if not self._recipe.refill:
             return Round(number, groups, (), (), tasks)
         has_signal = self._recipe.rewards.has_signal
@@ -119,7 +175,11 @@ class Rounds:
             if not missing:
                 break
             count = min(self._size, tasks_for(missing, with_signal, played))
-            drawn = self._draw(count, number, draw, tasks)
+            self._on_draw(number, draw, count)
+            playing = self._dispatch(self._draw(count), number, draw)
+            tasks |= {task.id: task for task in playing.draw.tasks}
+            drawn = playing.gather()
+            self._source.observe(drawn)
             useful = [group for group in drawn if has_signal(group)]
             with_signal, played = with_signal + len(useful), played + len(drawn)
             chosen = useful[:missing]
@@ -132,7 +192,13 @@ class Rounds:
         return Round(number, groups, refilled, spare, tasks, carried, expired)
 
     def save(self, folder: Path) -> None:
-        """Write the kept groups and their tasks, if there are any."""
+        """Write the rounds that play ahead, and the kept groups and their tasks."""
+        drawn = self._drawn | {number: playing.draw for number, playing in self._playing.items()}
+        for number, draw in drawn.items():
+            write_tasks(folder / f"ahead_{number}.jsonl", draw.tasks)
+        if drawn:
+            rows = [{"round": number, "sizes": draw.sizes} for number, draw in drawn.items()]
+            write_json_atomic(folder / AHEAD, {"rounds": rows})
         if self._kept:
             write_tasks(folder / "spare_tasks.jsonl", self._tasks.values())
             with EpisodeWriter(folder / "spare.jsonl", experts=True) as writer:
@@ -141,7 +207,11 @@ class Rounds:
                         writer.write(episode)
 
     def load(self, folder: Path) -> None:
-        """Keep the groups that `save` wrote."""
+        """Take over what `save` wrote."""
+        if (folder / AHEAD).exists():
+            for row in json.loads((folder / AHEAD).read_text())["rounds"]:
+                tasks = list(read_tasks(folder / f"ahead_{row['round']}.jsonl"))
+                self._drawn[row["round"]] = _Draw(tasks, row["sizes"])
         if not (folder / "spare.jsonl").exists():
             return
         self._tasks = {task.id: task for task in read_tasks(folder / "spare_tasks.jsonl")}
@@ -151,25 +221,21 @@ class Rounds:
             groups.setdefault(place, []).append(episode)
         self._kept = [Group(tuple(episodes)) for episodes in groups.values()]
 
-    def _draw(self, count: int, number: int, draw: int, tasks: dict[str, Task]) -> list[Group]:
-        self._on_draw(number, draw, count)
-        drawn = self._source.next(count)
-        tasks.update({task.id: task for task in drawn})
-        groups = self._gather(drawn, number, draw)
-        self._source.observe(groups)
-        return groups
+    def _draw(self, count: int) -> _Draw:
+        tasks = self._source.next(count)
+        return _Draw(tasks, list(self._sizes(tasks)) if self._sizes else None)
 
-    def _gather(self, drawn: Sequence[Task], number: int, draw: int) -> list[Group]:
-        """Play one group per task, in their order; groups of one size play together."""
-        if self._sizes is None:
-            return self._sampler.dispatch(drawn, Dispatch(number, draw=draw)).gather()
-        size_of = dict(zip((task.id for task in drawn), self._sizes(drawn), strict=True))
-        groups: dict[str, Group] = {}
-        for size in sorted(set(size_of.values())):
-            due = [task for task in drawn if size_of[task.id] == size]
-            handle = self._sampler.dispatch(due, Dispatch(number, draw=draw, group_size=size))
-            groups |= {group.task.id: group for group in handle.gather()}
-        return [groups[task.id] for task in drawn]
+    def _dispatch(self, draw: _Draw, number: int, index: int) -> _Playing:
+        """Start one group per task; groups of one size go out together, the small ones first."""
+        work = Dispatch(number, draw=index, side_effect_price=self._price())
+        if draw.sizes is None:
+            return _Playing(draw, [self._sampler.dispatch(draw.tasks, work)])
+        handles = []
+        for size in sorted(set(draw.sizes)):
+            pairs = zip(draw.tasks, draw.sizes, strict=True)
+            tasks = [task for task, group_size in pairs if group_size == size]
+            handles.append(self._sampler.dispatch(tasks, replace(work, group_size=size)))
+        return _Playing(draw, handles)
 
     def _expire(self, number: int) -> list[Group]:
         """Give up what is too old to train in this round."""
@@ -209,12 +275,17 @@ def pack_round(
 
 
 def with_greedy(
-    batch: TokenBatch, played: Round, sampler: GroupStream, sampling: Sampling, recipe: Recipe
+    batch: TokenBatch,
+    played: Round,
+    sampler: GroupStream,
+    sampling: Sampling,
+    recipe: Recipe,
+    price: float | None = None,
 ) -> TokenBatch:
     """Add the reward of one greedy episode of each task: ReMax's baseline."""
     tasks = {group.task.id: played.tasks[group.task.id] for group in played.trained}
     greedy = replace(sampling, temperature=0.0)
-    work = Dispatch(played.number, "greedy", group_size=1, sampling=greedy)
+    work = Dispatch(played.number, "greedy", group_size=1, sampling=greedy, side_effect_price=price)
     handle = sampler.dispatch(list(tasks.values()), work)
     rewards = dict[str, float | None]()
     for group in handle.gather():

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from agentrl.calls import Guard
 from agentrl.curriculum.source import Observed, TaskSource
 from agentrl.engines.base import Engine, Measured, Sampling
 from agentrl.engines.factory import open_chat, open_engine
@@ -19,8 +18,8 @@ from agentrl.evaluation.summary import summarize
 from agentrl.policies.base import TokenPolicy
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Dispatch, Rollouts
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import idle_patterns, read_policy, refuse_unfit
+from agentrl.specs import GuardSpec, RunSpec
 from agentrl.trainers.batch import TokenBatch
 from agentrl.trainers.config import TrainConfig
 from agentrl.trainers.folder import RunFolder, offer_model
@@ -142,7 +141,7 @@ class Run:
         )
         refuse_missing(config.engine)
         self._price = self._open_price(config, state)
-        self.tasks = RunTasks(config, self._price.around if self._price else lambda make: make)
+        self.tasks = RunTasks(config)
         self._guard = self._open_guard(config)
         for sentence in self.tasks.overlaps():
             self._warn(sentence)
@@ -166,6 +165,7 @@ class Run:
             self._open_sampler(engine or partial(open_engine, settings=config.engine, log=log))
             self._rounds = self._open_rounds()
             self.folder.open(self.config)  # last: a part that is missing leaves it untouched
+            self.spec.write(path)
             self._parts.callback(self.folder.close)
             self._seen_prompts |= self.folder.played_prompts()
             self.parity.confirm(self.learner.version)
@@ -197,12 +197,14 @@ class Run:
             self._warn_of_absent_rewards(played)
         if "greedy" not in recipe.needs:
             return batch
-        return with_greedy(batch, played, self.rollouts, self._sampling, recipe)
+        price = self._price_of_side_effects()
+        return with_greedy(batch, played, self.rollouts, self._sampling, recipe, price)
 
     def learn(self, batch: TokenBatch, number: int) -> dict[str, float]:
-        """Make all updates of a round, while the engine pauses."""
+        """Make all updates of a round, while the engine pauses or plays later rounds."""
         self.parity.confirm_if_restarted(self.learner.version)
-        self.engine.pause()  # nothing is in flight: an engine that can sleep frees its memory
+        if not self.config.staleness:
+            self.engine.pause()  # nothing is in flight: an engine that can sleep frees its memory
         return self.learner.step(batch, number)
 
     def sync(self) -> dict[str, float]:
@@ -238,7 +240,9 @@ class Run:
         settings, tasks = self.config.held_out, self.tasks.held_out
         size = settings.samples
         self.events.on_phase(f"evaluation after round {rounds}", len(tasks) * size)
-        groups = self.rollouts.gather(tasks, Dispatch(rounds, "eval", group_size=size))
+        price = self._price_of_side_effects()
+        work = Dispatch(rounds, "eval", group_size=size, side_effect_price=price)
+        groups = self.rollouts.dispatch(tasks, work).gather()
         episodes = [episode for group in groups for episode in group.episodes]
         summary = summarize(episodes, settings.ks)
         self.events.on_evaluation({"step": rounds, **summary})
@@ -287,7 +291,10 @@ class Run:
             )
         return price
 
-    def _open_guard(self, config: TrainConfig) -> Callable[[], Guard] | None:
+    def _price_of_side_effects(self) -> float | None:
+        return None if self._price is None else self._price.value
+
+    def _open_guard(self, config: TrainConfig) -> GuardSpec | None:
         if not config.safety.policy:
             return None
         policy = read_policy(config.safety.policy)
@@ -295,7 +302,7 @@ class Run:
             refuse_unfit(policy, env.id, env.tools, sandbox=env.needs_sandbox)
             for sentence in idle_patterns(policy, env.id, env.tools):
                 self._warn(sentence)
-        return guard_factory(policy, deterministic=True)
+        return GuardSpec.of(policy, deterministic=True)
 
     def _check_recorded(self) -> None:
         if self._recorded is None:
@@ -307,21 +314,21 @@ class Run:
 
     def _open_sampler(self, open_with: EngineFactory) -> None:
         config, model = self.config, self.learner.model
-        sampled = sampling_copy(model) if config.engine.own_weights else model
+        has_copy = config.engine.own_weights or config.staleness > 0
+        sampled = sampling_copy(model) if has_copy else model
         self.engine = engine = open_with(sampled, self.chat, synchronous=config.deterministic)
         sampling = Sampling(config.temperature, max_tokens=self.tasks.turn_tokens)
         concurrency = min(config.tasks_per_step * config.group_size, config.concurrency)
         self._sampling = sampling
-        setting = Setting(
-            env=self.tasks.make,
-            envs=self.tasks.makes,
-            policy=TokenPolicy(engine, self.chat, sampling),
+        self.spec = RunSpec(
+            envs=self.tasks.specs,
             pool=self.tasks.pool(concurrency),
+            guard=self._guard,
             run=self.folder.path.name,
             seed=config.seed,
             deterministic=config.deterministic,
-            guard=self._guard,
         )
+        setting = Setting.open(self.spec, policy=TokenPolicy(engine, self.chat, sampling))
         self.rollouts = Rollouts(
             setting,
             group_size=config.group_size,
@@ -352,6 +359,9 @@ class Run:
             self.learner.recipe,
             self._on_draw,
             sizes,
+            ahead=config.staleness,
+            steps=config.steps,
+            price=self._price_of_side_effects,
         )
         if self.folder.checkpoint:
             rounds.load(self.folder.checkpoint.folder)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,18 +13,13 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.overlap import find_overlap, overlap_words
 from agentrl.evaluation.summary import summarize
 from agentrl.rollout.play import derive_seed
-from agentrl.runner import pool_for
-from agentrl.sandboxes.pool import Pool
+from agentrl.specs import PoolSpec, VerifierSpec
 from agentrl.trainers.batch import Rewards
 from agentrl.trainers.config import TrainConfig
 from agentrl.trainers.observe.metrics import held_out_metrics
 from agentrl.trainers.rounds import MAX_DRAWS
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Ending, Task
-from agentrl.verifiers.models.process_reward import ProcessRewardModel
-from agentrl.verifiers.process import with_process_rewards
-
-Make = Callable[[], ToolEnv]
 
 
 class RunTasks:
@@ -33,10 +27,9 @@ class RunTasks:
 
     Args:
         config: the settings.
-        around: what builds an environment -> the same with more around it.
 
     Attributes:
-        makes: what task ids begin with -> builds the environment; empty where there is but one.
+        specs: the environments, one for each level of each.
         held_out: tasks of an evaluation; none if the run has no evaluations.
         is_mixture: whether the run has several environments.
 
@@ -44,26 +37,16 @@ class RunTasks:
         ConfigError: an environment cannot be had, has too few tasks, or nothing to hold out.
     """
 
-    def __init__(
-        self, config: TrainConfig, around: Callable[[Make], Make] = lambda make: make
-    ) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        judged = _by_turn(config.process_rewards)
-        self._envs = [
-            [replace(part, make=judged(around(part.make))) for part in parts]
-            for parts in parts_of(config.envs, getattr(config.curriculum, "levels", ()))
-        ]
+        levels = getattr(config.curriculum, "levels", ())
+        verifier = VerifierSpec(process_rewards=dict(config.process_rewards))
+        self._envs = parts_of(config.envs, levels, verifier)
         self._parts = [part for parts in self._envs for part in parts]
-        self.makes = {part.prefix: part.make for part in self._parts if part.prefix}
+        self.specs = tuple(part.make for part in self._parts)
         self.is_mixture = len(self._envs) > 1
         self._check()
         self.held_out = self._held_out() if config.eval_every else []
-
-    @property
-    def make(self) -> Callable[[], ToolEnv]:
-        """Builds an environment: the one, or of several the first that needs a sandbox."""
-        needing = (part.make for part in self._parts if part.make().needs_sandbox)
-        return next(needing, self._parts[0].make)
 
     @property
     def environments(self) -> Mapping[str, ToolEnv]:
@@ -86,11 +69,11 @@ class RunTasks:
                 found.append(said)
         return found
 
-    def pool(self, size: int) -> Pool:
+    def pool(self, size: int) -> PoolSpec:
         """The sandboxes that all environments share.
 
         Raises:
-            ConfigError: they ask for different ones, or these cannot be had.
+            ConfigError: they ask for different ones.
         """
         made = {part.id: part.make() for part in self._parts}
         asked = {name: (env.sandbox_limits, env.network) for name, env in made.items()}
@@ -100,8 +83,8 @@ class RunTasks:
                 f"{first} and {other} ask for sandboxes with different limits or networks, and the"
                 " environments of a run share theirs: give them the same, or train them apart"
             )
-        strictest = next((env for env in made.values() if env.untrusted), self.make())
-        return pool_for(strictest, self._config.sandbox, size)
+        strictest = next((env for env in made.values() if env.untrusted), made[first])
+        return PoolSpec.of(strictest, self._config.sandbox, size)
 
     def source(self, state: Mapping[str, Any] | None, refills: bool) -> TaskSource:
         """What hands out training tasks.
@@ -189,20 +172,3 @@ class RunTasks:
                 " eval_every=0"
             )
         return tasks
-
-
-def _by_turn(models: Mapping[Any, str]) -> Callable[[Make], Make]:
-    """What builds an environment -> the same with rewards of single turns by these models."""
-    if not models:
-        return lambda make: make
-    scorers = {form: ProcessRewardModel.load(name).scorer(form) for form, name in models.items()}
-
-    def around(make: Make) -> Make:
-        def judged() -> ToolEnv:
-            env = make()
-            env.verifier = with_process_rewards(env.verifier, scorers)
-            return env
-
-        return judged
-
-    return around

@@ -11,12 +11,13 @@ from __future__ import annotations
 import heapq
 import json
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,16 +84,39 @@ class _Draw:
     """One draw: places, chances and expectations, and what was seen of it so far.
 
     Attributes:
+        number: of the draw, over the whole run.
         expected_N: expected pass rate of every task; of a task that rests, and so cannot be drawn,
             the rate at which it was last solved.
         variance: of the mean of these rates of resting tasks.
     """
 
+    number: int
     at: NDArray[np.int64]
     pi: Floats
     expected_N: Floats
     variance: float
     seen: dict[int, float | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The draw as JSON values, before anything was seen of it."""
+        return {
+            "number": self.number,
+            "at": self.at.tolist(),
+            "pi": self.pi.tolist(),
+            "expected": self.expected_N.tolist(),
+            "variance": self.variance,
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """The draw of `to_json`."""
+        return cls(
+            row["number"],
+            np.array(row["at"], dtype=np.int64),
+            np.array(row["pi"]),
+            np.array(row["expected"]),
+            row["variance"],
+        )
 
     def estimate(self) -> Estimate | None:
         """The mean pass rate over the pool; None where no task has a scored episode.
@@ -146,7 +170,11 @@ class PoolSource:
         self._round: int = saved.get("round", -1)
         self._stage: int = saved.get("stage", 0)
         self._positions: dict[int, int] = {int(k): v for k, v in saved.get("moved", [])}
-        self._pending: dict[str, _Draw] = {}
+        # Draws that wait for their groups, by the ids of their tasks. A task that is drawn again
+        # before it was observed waits twice; groups are observed in the order of their draws.
+        self._pending: dict[str, deque[_Draw]] = {}
+        for row in saved.get("pending", []):
+            self._await_groups(_Draw.from_json(row), row["ids"])
         self._news: dict[str, Any] = {"chosen": []}
         self._metrics: dict[str, float] = {}
         self._played: dict[str, int] = {}  # of the round: id -> level; some are retired by its end
@@ -198,11 +226,15 @@ class PoolSource:
         weights_N = self._weigh(believed, rng)
         pi_N = samplers.inclusion(weights_N, n, self._settings.explore, ~self._resting_N)
         at = samplers.systematic_sample(pi_N, rng)
+        draw = _Draw(self._draws, at, pi_N[at], *self._expect(believed))
         self._draws += 1
-        draw = _Draw(at, pi_N[at], *self._expect(believed))
         tasks = [self._tasks[place] for place in at]
-        self._pending |= dict.fromkeys((task.id for task in tasks), draw)
+        self._await_groups(draw, [task.id for task in tasks])
         return tasks
+
+    def _await_groups(self, draw: _Draw, ids: Iterable[str]) -> None:
+        for name in ids:
+            self._pending.setdefault(name, deque()).append(draw)
 
     def _expect(self, believed: Beliefs) -> tuple[Floats, float]:
         """`expected_N` and `variance` of a draw.
@@ -309,7 +341,19 @@ class PoolSource:
                 for p in np.flatnonzero(self._resting_N)
             ],
             "beliefs": {"tasks": len(self), "rows": rows},
+            "pending": self._pending_rows(),
         }
+
+    def _pending_rows(self) -> list[dict[str, Any]]:
+        """Draws of which no group was observed yet, with the ids of their tasks, oldest first."""
+        ids: dict[int, list[str]] = {}
+        draws: dict[int, _Draw] = {}
+        for name, waiting in self._pending.items():
+            for draw in waiting:
+                if not draw.seen:
+                    draws[draw.number] = draw
+                    ids.setdefault(draw.number, []).append(name)
+        return [{**draws[number].to_json(), "ids": ids[number]} for number in sorted(draws)]
 
     @property
     def _name(self) -> str:
@@ -384,9 +428,12 @@ class PoolSource:
     def _note(self, own: Sequence[Group], at: Sequence[int], rates: Sequence[float | None]) -> None:
         """Keep what the round was, for metrics; further draws of a round are in none of them."""
         for group, place, rate in zip(own, at, rates, strict=True):
-            draw = self._pending.pop(group.task.id, None)
-            if draw is None:
+            waiting = self._pending.get(group.task.id)
+            if not waiting:
                 continue
+            draw = waiting.popleft()
+            if not waiting:
+                del self._pending[group.task.id]
             draw.seen[place] = rate
             self._news["chosen"].append(group.task.id)
             if len(draw.seen) == len(draw.at) and not group.episodes[0].key.draw:

@@ -8,10 +8,9 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl.curriculum.settings import EnvTable, name_in_run
-from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
-from agentrl.registry import factory
 from agentrl.rollout.play import derive_seed
+from agentrl.specs import EnvSpec, VerifierSpec
 from agentrl.trajectory import Group
 from agentrl.types import Task
 
@@ -123,7 +122,7 @@ class EnvPart:
         prefix: what the ids of its tasks begin with, before a slash; empty where it is the run's
             only part, whose ids stay as they are.
         floor: least share of the environment's tasks.
-        make: builds an instance.
+        make: spec of the environment; calling it builds an instance.
     """
 
     env: str
@@ -131,7 +130,7 @@ class EnvPart:
     level: int
     prefix: str
     floor: float
-    make: Callable[[], ToolEnv]
+    make: EnvSpec
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """The tasks of a split, under the ids that they have in the run."""
@@ -147,25 +146,30 @@ class EnvPart:
 
 
 def parts_of(
-    envs: Sequence[EnvTable], levels: Sequence[Mapping[str, Any]] = ()
+    envs: Sequence[EnvTable],
+    levels: Sequence[Mapping[str, Any]] = (),
+    verifier: VerifierSpec | None = None,
 ) -> list[list[EnvPart]]:
     """The levels of each environment.
+
+    Args:
+        envs: tables of the settings.
+        levels: settings that each level changes; none: one level.
+        verifier: what is added to the verdict of every environment.
 
     Raises:
         ConfigError: an environment is unknown, or does not take a setting.
     """
     several = len(envs) > 1
-    return [
-        [
-            EnvPart(
-                env=name_in_run(table) if several else "",
-                id=table.id,
-                level=level,
-                prefix=(name_in_run(table) if several else "") + (f"#{level}" if levels else ""),
-                floor=table.floor,
-                make=factory(table.id, table.limits, **(table.settings | dict(knobs))),
+    parts: list[list[EnvPart]] = []
+    for table in envs:
+        name = name_in_run(table) if several else ""
+        parts.append([])
+        for level, knobs in enumerate(levels or ({},)):
+            prefix = f"{name}#{level}" if levels else name
+            settings = table.settings | dict(knobs)
+            spec = EnvSpec.of(
+                table.id, settings, limits=table.limits, verifier=verifier, prefix=prefix
             )
-            for level, knobs in enumerate(levels or ({},))
-        ]
-        for table in envs
-    ]
+            parts[-1].append(EnvPart(name, table.id, level, prefix, table.floor, spec))
+    return parts

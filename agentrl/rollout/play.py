@@ -102,6 +102,11 @@ class Setting:
             user=spec.user.build(env, log) if spec.user else None,
         )
 
+    @property
+    def makes(self) -> tuple[Callable[[], ToolEnv], ...]:
+        """What builds the environments of the run, at least one."""
+        return tuple(self.envs.values()) or (self.env,)
+
     def of(self, task: Task) -> Setting:
         """The setting for one task: with the environment that its id belongs to."""
         if not self.envs:

@@ -168,6 +168,7 @@ class Rollouts:
         self._closing = threading.RLock()
         self._dispatched: set[asyncio.Task[Any]] = set()
         self._room = asyncio.Semaphore(concurrency)
+        self._waves = asyncio.Lock()  # waves of two dispatches would share the engine's batches
         self._outage = Outage(setting.pool)
 
     def dispatch(self, tasks: Iterable[Task], work: Dispatch | int = 0) -> Handle:
@@ -294,7 +295,7 @@ class Rollouts:
         if (
             self.setting.deterministic
             and size < self._concurrency
-            and self.setting.env().needs_sandbox
+            and any(make().needs_sandbox for make in self.setting.makes)
         ):
             raise ConfigError(
                 f"a deterministic run of {self._concurrency} episodes at a time needs as many"
@@ -322,7 +323,8 @@ class Rollouts:
         this.add_done_callback(self._dispatched.discard)
         try:
             if self.setting.deterministic:
-                await self._play_in_waves(tasks, batch, finished)
+                async with self._waves:
+                    await self._play_in_waves(tasks, batch, finished)
             else:
                 async with asyncio.TaskGroup() as playing:
                     for task in tasks:

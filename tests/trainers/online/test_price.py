@@ -6,6 +6,7 @@ from helpers import Echo, make_episode, make_task, play_one, says, script
 from agentrl.errors import ConfigError, ContractError
 from agentrl.safety.settings import SafetySettings
 from agentrl.safety.writes import WriteSet
+from agentrl.specs import VerifierSpec
 from agentrl.trainers.config import check_config
 from agentrl.trainers.observe.metrics import safety_metrics
 from agentrl.trainers.price import SideEffectPrice
@@ -98,12 +99,20 @@ def test_the_penalty_moves_the_reward_and_never_the_verdict():
 
     price = SideEffectPrice(SafetySettings(penalty=0.3))
     episode = play_one(
-        price.around(Drawer), script(says(content="yes")), make_task(hidden={"answer": "yes"})
+        priced(price, Drawer), script(says(content="yes")), make_task(hidden={"answer": "yes"})
     )
     assert episode.reward == pytest.approx(0.7) and episode.passed
     assert episode.score.parts["shaping/side_effects"] == pytest.approx(-0.3)
     assert episode.side_effects == {"state:pen": "state added"}
-    assert SideEffectPrice(SafetySettings()).around(Drawer) is Drawer
+
+
+def priced(price, make):
+    def build():
+        env = make()
+        env.verifier = VerifierSpec(side_effect_price=price.value).build(env.verifier)
+        return env
+
+    return build
 
 
 def test_what_nobody_measures_has_no_price():
@@ -117,7 +126,7 @@ def test_a_run_whose_environment_declares_no_writes_ends_with_that_sentence(sett
     price = SideEffectPrice(SafetySettings(**settings))
     task = make_task(hidden={"answer": "yes"})
     with pytest.raises(ContractError, match=r"safety\.penalty and safety\.at_most need an env"):
-        play_one(price.around(Echo), script(says(content="yes")), task)
+        play_one(priced(price, Echo), script(says(content="yes")), task)
 
 
 def test_rates_are_told_apart_from_success_and_left_out_where_nobody_looked():

@@ -122,6 +122,8 @@ ELSEWHERE = {
     "concurrency",
     "safety",
     "deterministic",
+    "mode",
+    "max_staleness",
     "held_out",
     "chat",
     "engine",
