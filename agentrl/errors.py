@@ -12,6 +12,7 @@
     └── InfraError           no score, unless the agent is to blame: see `agentrl.rollout.blame`
         ├── SandboxLost          the place where code runs is gone
         │   └── BackendAway          no sandbox can be had, or somebody outside ended this one
+        ├── ChildLost            the process that plays the episodes ended or hangs
         ├── EngineError          sampling failed
         │   ├── EngineAborted        somebody stopped the request
         │   ├── EngineAway           the server cannot be reached, or has no room
@@ -93,6 +94,10 @@ class SandboxLost(InfraError):
 
 class BackendAway(SandboxLost):
     """No sandbox can be had, or this one was ended from outside, which no agent can do."""
+
+
+class ChildLost(InfraError):
+    """The process that plays the episodes ended, or gives no sign of life."""
 
 
 class EngineError(InfraError):

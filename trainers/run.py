@@ -11,13 +11,14 @@ from typing import Any, Protocol, Self
 
 from agentrl.curriculum.source import Observed, TaskSource
 from agentrl.engines.base import Engine, Measured, Sampling
-from agentrl.engines.factory import open_chat, open_engine
+from agentrl.engines.factory import engine_opener, open_chat, open_engine
 from agentrl.engines.vllm import refuse_missing
 from agentrl.errors import ConfigError
 from agentrl.evaluation.summary import summarize
 from agentrl.policies.base import TokenPolicy
+from agentrl.rollout.child import ChildEngine, ChildPlan, ChildRollouts
 from agentrl.rollout.play import Setting
-from agentrl.rollout.rollouts import Dispatch, Rollouts
+from agentrl.rollout.rollouts import Dispatch, GroupStream, Rollouts
 from agentrl.safety.loading import idle_patterns, read_policy, refuse_unfit
 from agentrl.specs import GuardSpec, RunSpec
 from agentrl.trainers.batch import TokenBatch
@@ -101,13 +102,15 @@ class Run:
         events: called with what happens.
         source: hands out tasks; default: as the settings say.
         engine: (model, chat, synchronous=) -> what samples; default: the engine of the settings.
+            With one, episodes play in this process also where mode="async".
 
     Attributes:
         folder: what is recorded, and where the run continues.
         tasks: the environments, and which tasks are held out.
         source: hands out tasks.
         engine: what the policy samples from.
-        rollouts: play tasks with the learner's weights.
+        rollouts: play tasks with the learner's weights, in this process or in a child.
+        spec: environments, sandboxes and guard, as `specs.json` records them.
         learner: learns from what was played.
         parity: checks that engine and learner agree.
         quiet: rounds in a row, up to now, without signal and without success.
@@ -117,6 +120,9 @@ class Run:
         ConfigError: the folder holds another run, or a part cannot be opened; nothing already
             written is touched.
     """
+
+    engine: Engine | ChildEngine
+    rollouts: GroupStream
 
     def __init__(
         self,
@@ -145,7 +151,8 @@ class Run:
         self._guard = self._open_guard(config)
         for sentence in self.tasks.overlaps():
             self._warn(sentence)
-        self.chat = open_chat(checkpoint.model if checkpoint else config.model, config.chat)
+        self._chat_of = str(checkpoint.model if checkpoint else config.model), config.chat
+        self.chat = open_chat(*self._chat_of)
         self.tokenizer = self.chat.tokenizer
         self._check_recorded()
         self.config = config.model_copy(update={"chat": config.chat.found(self.chat)})
@@ -159,10 +166,18 @@ class Run:
         self._end_beyond_budget(self.folder.start)
         self.source = source or self.tasks.source(state.get("source"), recipe.refill)
         self._seen_prompts: set[str] = set()
+        self._sampling = Sampling(config.temperature, max_tokens=self.tasks.turn_tokens)
+        self._concurrency = min(config.tasks_per_step * config.group_size, config.concurrency)
+        self.spec = self._open_spec(self._concurrency)
         self._parts = ExitStack()
         try:
             log = path / "engine.log"
-            self._open_sampler(engine or partial(open_engine, settings=config.engine, log=log))
+            if config.mode == "async" and engine is None:
+                self._open_child(path / "rollouts.log")
+            else:
+                open_with = engine or partial(open_engine, settings=config.engine, log=log)
+                self._open_sampler(open_with)
+            self._open_parity()
             self._rounds = self._open_rounds()
             self.folder.open(self.config)  # last: a part that is missing leaves it untouched
             self.spec.write(path)
@@ -312,15 +327,9 @@ class Run:
         if sentence := self._recorded.warning():
             self._warn(sentence)
 
-    def _open_sampler(self, open_with: EngineFactory) -> None:
-        config, model = self.config, self.learner.model
-        has_copy = config.engine.own_weights or config.staleness > 0
-        sampled = sampling_copy(model) if has_copy else model
-        self.engine = engine = open_with(sampled, self.chat, synchronous=config.deterministic)
-        sampling = Sampling(config.temperature, max_tokens=self.tasks.turn_tokens)
-        concurrency = min(config.tasks_per_step * config.group_size, config.concurrency)
-        self._sampling = sampling
-        self.spec = RunSpec(
+    def _open_spec(self, concurrency: int) -> RunSpec:
+        config = self.config
+        return RunSpec(
             envs=self.tasks.specs,
             pool=self.tasks.pool(concurrency),
             guard=self._guard,
@@ -328,11 +337,36 @@ class Run:
             seed=config.seed,
             deterministic=config.deterministic,
         )
-        setting = Setting.open(self.spec, policy=TokenPolicy(engine, self.chat, sampling))
+
+    def _open_child(self, log: Path) -> None:
+        """Open rollouts in a separate process."""
+        config, model = self.config, self.learner.model
+        plan = ChildPlan(
+            spec=self.spec,
+            open_engine=engine_opener(
+                model, self.chat, config.engine, synchronous=config.deterministic
+            ),
+            model=self._chat_of[0],
+            chat=self._chat_of[1],
+            sampling=self._sampling,
+            group_size=config.group_size,
+            concurrency=self._concurrency,
+        )
+        rollouts = ChildRollouts(plan, on_episode=self._on_episode, log=log)
+        self._parts.callback(rollouts.close)
+        self.rollouts, self.engine = rollouts, rollouts.engine
+
+    def _open_sampler(self, open_with: EngineFactory) -> None:
+        """Open rollouts in this process."""
+        config, model = self.config, self.learner.model
+        has_copy = config.engine.own_weights or config.staleness > 0
+        sampled = sampling_copy(model) if has_copy else model
+        self.engine = engine = open_with(sampled, self.chat, synchronous=config.deterministic)
+        setting = Setting.open(self.spec, policy=TokenPolicy(engine, self.chat, self._sampling))
         self.rollouts = Rollouts(
             setting,
             group_size=config.group_size,
-            concurrency=concurrency,
+            concurrency=self._concurrency,
             owns_policy=True,
             on_episode=self._on_episode,
         )
@@ -343,9 +377,18 @@ class Run:
                 " it chose: leave it out",
                 setting="engine.routing",
             )
+
+    def _open_parity(self) -> None:
         self.rollouts.sync(self.learner.weights(), self.learner.version)
         prompt_ids = self.chat.prompt_ids([Message.user(PROBE)], ())
-        self.parity = ParityCheck(model, engine, self.rollouts, prompt_ids, sampling, self._warn)
+        self.parity = ParityCheck(
+            self.learner.model,
+            self.engine,
+            self.rollouts,
+            prompt_ids,
+            self._sampling,
+            self._warn,
+        )
         self.learner.parity = self.parity
 
     def _open_rounds(self) -> Rounds:

@@ -67,29 +67,39 @@ def open_engine(
         EngineAway: the engine's process ended while it started.
     """
     settings = settings or EngineSettings()
-    _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
     if settings.name == "transformers" and not settings.has_process:
+        _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
         history_mb, routing = settings.history_mb, settings.routing != "off"
         return transformers_engine(
             model, chat, synchronous=synchronous, history_mb=history_mb, routing=routing
         )
+    return _opened(engine_opener(model, chat, settings, synchronous=synchronous), settings, log)
+
+
+def engine_opener(
+    model: PreTrainedModel, chat: Chat, settings: EngineSettings, *, synchronous: bool = False
+) -> Callable[[], Engine]:
+    """A function that opens the engine of a loaded model in any process; it can be pickled.
+
+    It uses only the model's folder and precision, and vLLM's weights are random until the first
+    `load`.
+    """
+    _refuse_vocabulary(chat, int(model.config.get_text_config().vocab_size))
     base: Any = getattr(model, "get_base_model", lambda: model)()
     dtype = getattr(model, "computes_in", None) or next(model.parameters()).dtype
     folder = Path(base.name_or_path)
     if settings.name == "vllm":
-        opener = _vllm_opener(folder, chat, settings, dtype, synchronous, empty=True)
-    else:
-        opener = partial(
-            loaded_engine,
-            folder,
-            chat.stop_ids,
-            device=str(model.device),
-            dtype=dtype,
-            pad_id=chat.tokenizer.pad_token_id or 0,
-            synchronous=synchronous,
-            history_mb=settings.history_mb,
-        )
-    return _opened(opener, settings, log)
+        return _vllm_opener(folder, chat, settings, dtype, synchronous, empty=True)
+    return partial(
+        loaded_engine,
+        folder,
+        chat.stop_ids,
+        device=str(model.device),
+        dtype=dtype,
+        pad_id=chat.tokenizer.pad_token_id or 0,
+        synchronous=synchronous,
+        history_mb=settings.history_mb,
+    )
 
 
 def open_vllm(

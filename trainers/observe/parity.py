@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Engine, Generation, Restarted, Sampling
+from agentrl.engines.base import Generation, Restarted, Sampling
 from agentrl.engines.loading import dropouts
 from agentrl.engines.routing import replayed_routing, routers_of
 from agentrl.errors import ConfigError, TrainingError
@@ -240,8 +240,8 @@ class ParityCheck:
 
     Args:
         model: the trainer's.
-        engine: the sampler.
-        rollouts: whose loop thread the engine lives on.
+        engine: the sampler; one that is `Restarted` is probed again after a restart.
+        rollouts: that the engine plays for.
         prompt_ids: the prompt of the probe.
         sampling: of the rollouts; its temperature must be the scorer's.
         warn: called with a sentence, once for each cause.
@@ -253,7 +253,7 @@ class ParityCheck:
     def __init__(
         self,
         model: Any,
-        engine: Engine,
+        engine: object,
         rollouts: GroupStream,
         prompt_ids: Sequence[int],
         sampling: Sampling,

@@ -90,9 +90,16 @@ class Carrier:
         label: what a list of processes is to show.
         weights_fd: a descriptor that it inherits.
         log: of its standard output and error.
+        program: module that the process runs.
     """
 
-    def __init__(self, label: str, weights_fd: int, log: Log) -> None:
+    def __init__(
+        self,
+        label: str,
+        weights_fd: int,
+        log: Log,
+        program: str = "agentrl.engines.own_process.child",
+    ) -> None:
         self._connection, theirs = Pipe()
         self._socket = socket.socket(fileno=os.dup(self._connection.fileno()))
         handles = (theirs.fileno(), weights_fd)
@@ -100,7 +107,7 @@ class Carrier:
             sys.executable,
             "-P",
             "-m",
-            "agentrl.engines.own_process.child",
+            program,
             label,
             *map(str, handles),
         ]
@@ -114,7 +121,7 @@ class Carrier:
             start_new_session=True,
         )
         theirs.close()
-        log.note(f"process {self.process.pid} carries engine {label!r}")
+        log.note(f"process {self.process.pid} carries {label!r}")
         self.expect_life(START_SILENT_S)
         self._hung = ""
         self._over = threading.Event()

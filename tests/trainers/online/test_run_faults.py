@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from run_cases import TOYS, Heard, run, timeless
-from toy_envs import Parity
 
+from agentrl.curriculum.source import EnvPart
 from agentrl.errors import ConfigError
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers import learner, session
@@ -87,12 +87,12 @@ def test_a_policy_that_would_never_learn_is_warned_of(model, tmp_path):
 
 
 def test_nothing_held_out_is_no_evaluation(model, tmp_path, monkeypatch):
-    tasks = Parity.tasks
+    tasks = EnvPart.tasks
 
     def only_train(self, split, seed):
         return iter(()) if split == "test" else tasks(self, split, seed)
 
-    monkeypatch.setattr(Parity, "tasks", only_train)
+    monkeypatch.setattr(EnvPart, "tasks", only_train)
     with pytest.raises(ConfigError, match="no task in split 'test': set eval_every=0"):
         Run(settings(model, eval_every=1), tmp_path / "a")
     Run(settings(model), tmp_path / "b").close()
