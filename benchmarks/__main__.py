@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.parts import page as document
 from benchmarks.row import Absent, Row, machine
 
 HERE = Path(__file__).resolve().parent
+DOCUMENT = HERE.parent / "docs" / "benchmarks.md"
 NAMES = sorted(
     path.stem for path in HERE.glob("*.py") if path.stem not in ("__init__", "__main__", "row")
 )
@@ -26,9 +26,10 @@ COLUMNS = ("row", "ours", "theirs", "ratio", "unit", "n", "promise", "notes")
 PAGE = """\
 # Benchmarks
 
-Written by `make bench` (one row: `make bench ONLY=name`), which also writes `bench.json`. Medians
-of n; a row without a rival has its own value as ratio. Each row is a file of `benchmarks/`, whose
-first paragraph says what is measured.
+`make bench` measures all rows, prints them, and writes this page and `bench.json`. The last column
+has the command for one row. Values are medians of n measurements; a row without a rival has its own
+value as its ratio. The docstring of `benchmarks/NAME.py` says what is measured. Larger comparisons
+are in [experiments](experiments.md).
 
 Machine: {machine}.
 
@@ -47,31 +48,37 @@ def main(wanted: Sequence[str]) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
-    rows: list[Row] = []
+    measured: dict[str, list[Row]] = {}
     for name in wanted or [name for name in NAMES if name not in HOURS]:
         print(f"measuring {name} …", file=sys.stderr)
         try:
-            found = import_module(f"benchmarks.{name}").measure()
+            result = import_module(f"benchmarks.{name}").measure()
         except Absent as error:
             print(f"benchmarks: {name} is not measured: {error}", file=sys.stderr)
             if wanted:
                 raise SystemExit(2) from None
             continue
-        rows += [found] if isinstance(found, Row) else found
+        measured[name] = [result] if isinstance(result, Row) else result
+        rows = [row for group in measured.values() for row in group]
         Path("bench.json").write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
-    _print(rows)
+    _print(measured)
     if not wanted:
-        document.PATH.write_text(page(rows) + document.sections())
+        DOCUMENT.write_text(page(measured))
 
 
-def page(rows: Sequence[Row]) -> str:
-    """docs/benchmarks.md."""
-    lines = "\n".join(f"| {' | '.join(_cells(row))} |" for row in rows)
+def page(measured: Mapping[str, Sequence[Row]]) -> str:
+    """docs/benchmarks.md, from the rows of each file of `benchmarks/`."""
+    lines = [
+        f"| {' | '.join(_cells(row))} | `make bench ONLY={name}` |"
+        for name, rows in measured.items()
+        for row in rows
+    ]
+    columns = (*COLUMNS, "command")
     return PAGE.format(
         machine=machine(),
-        header=" | ".join(COLUMNS),
-        rule=" | ".join(["---"] * len(COLUMNS)),
-        rows=lines,
+        header=" | ".join(columns),
+        rule=" | ".join(["---"] * len(columns)),
+        rows="\n".join(lines),
     )
 
 
@@ -89,9 +96,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _print(rows: Sequence[Row]) -> None:
+def _print(measured: Mapping[str, Sequence[Row]]) -> None:
     table = Table(*COLUMNS, title=machine())
-    for row in rows:
+    for row in (row for rows in measured.values() for row in rows):
         table.add_row(*(cell.strip("`") for cell in _cells(row)))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 

@@ -1,9 +1,9 @@
 """How many samples does on-policy distillation need, against GRPO that starts where it starts?
 
 `python -m benchmarks.experiments.distillation [--folder DIR] [--starts 0,1,2]` makes a warm start
-of calc-v0 for each seed, trains a teacher from it by GRPO for `LONG` rounds, then distils that
-teacher into the warm start again, and prints the table of docs/rlhf.md. GRPO's own curve is that of
-the teacher's run. What is in the folder is not played again; `--only distill` plays some of it.
+of calc-v0 for each seed, trains a teacher from it by GRPO for `LONG` rounds, distils that teacher
+into the warm start, and prints the table of docs/experiments.md. GRPO's curve is that of the
+teacher's run. Runs in the folder are not repeated; `--only distill` plays some of them.
 """
 
 from __future__ import annotations

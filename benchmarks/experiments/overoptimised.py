@@ -2,8 +2,8 @@
 policy moves away from where it began. After Gao et al. 2023, https://arxiv.org/abs/2210.10760.
 
 `python -m benchmarks.experiments.overoptimised [--folder DIR] [--flaw range] [--rounds 32]
-[--seeds 0]` plays what is missing in the folder, prints the table of docs/rlhf.md and writes its
-picture beside it.
+[--seeds 0]` plays what is missing in the folder, prints the table of docs/experiments.md and draws
+its picture.
 
 Answers are words, some of them "please". The gold reward counts these: it rises up to two of them
 and falls behind. The proxy is a reward model that is trained on preferences of the gold reward. Its

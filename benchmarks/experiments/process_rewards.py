@@ -1,8 +1,8 @@
 """Process reward models on calc-v0: are labels right, and does a model learn them?
 
 `python -m benchmarks.experiments.process_rewards [--folder DIR] [--tasks 96]` makes what is missing
-in the folder and prints the figures of docs/rlhf.md: four episodes of each task are labelled. It
-can be stopped and gone on with. Whether credit by turns pays is asked by `turn_credit`.
+in the folder and prints the figures of docs/experiments.md: four episodes of each task are
+labelled. An interrupted run resumes. `turn_credit` measures whether credit by turns helps.
 
 A turn of calc-v0 is right if the calculator said the next value that the expression needs, after
 turns that were right; an answer is right if it is the answer. The task says all of these values.

@@ -3,8 +3,8 @@
 `python -m benchmarks.experiments.recipes [--folder DIR] [--env calc-v0] [--recipes grpo,ppo]
 [--starts 0,1,2,3] [--seeds 0,1] [--rounds 40]` tunes the learning rate of each recipe on a warm
 start and seeds of their own, plays what is missing in the folder, and prints the table of
-docs/benchmarks.md. It can be stopped and gone on with; `--table` only prints. Several processes may
-share a folder.
+docs/experiments.md. An interrupted run resumes; `--table` only prints. Several processes may share
+a folder.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 between episodes.
 
 `python -m benchmarks.experiments.sandbox_scale [--seconds 4] [--slots 1,2,4,8,16,32,64]` writes a
-section of docs/benchmarks.md. Each slot works in a closed loop, so beyond the cores a slot's
+section of docs/experiments.md. Each slot works in a closed loop, so beyond the cores a slot's
 latency grows with their number and the rate of all together is what counts.
 """
 

@@ -1,9 +1,9 @@
 """What reading common beginnings once saves: the passes of a round's update, as trees and as rows.
 
-`python -m benchmarks.experiments.shared_prompts` writes a section of docs/benchmarks.md: a round of
-24 groups of 8 episodes on random tokens, in four optimizer steps of whole groups, forward and
-backward through a model of the demo's size. Both ways take turns in one process; seconds are those
-of the processor.
+`python -m benchmarks.experiments.shared_prompts` writes a section of docs/experiments.md: a round
+of 24 groups of 8 episodes on random tokens, in four optimizer steps of whole groups, forward and
+backward through a model of the demo's size. Both ways alternate in one process; seconds are
+processor time.
 """
 
 from __future__ import annotations

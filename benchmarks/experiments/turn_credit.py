@@ -1,8 +1,8 @@
 """Does credit by turns from a process reward model reach a target in fewer episodes?
 
 `python -m benchmarks.experiments.turn_credit [--folder DIR] [--starts 0,1,2] [--rounds 48]
-[--rate 1e-4]` plays what is missing in the folder and prints the table of docs/rlhf.md. Warm starts
-are those of `recipes` where both share a folder.
+[--rate 1e-4]` plays what is missing in the folder and prints the table of docs/experiments.md. It
+shares warm starts with `recipes` if both use one folder.
 
 The tasks are the demo's. The model learns from labels of a warm start that no arm begins with; it
 reads messages, so all starts share it.

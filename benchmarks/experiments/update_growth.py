@@ -2,8 +2,8 @@
 against TRL's.
 
 `python -m benchmarks.experiments.update_growth` measures the workloads below as `update_tokens`
-does (gradient checkpointing off; the last row on) and writes a section of docs/benchmarks.md. About
-a quarter of an hour on 2 cores.
+does (gradient checkpointing only in the last row) and writes a section of docs/experiments.md. It
+takes about a quarter of an hour on 2 cores.
 """
 
 from __future__ import annotations

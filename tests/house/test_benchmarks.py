@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import NAMES, page
+from benchmarks.parts import page as experiments
 from benchmarks.row import Row
 
 REPO = Path(__file__).resolve().parents[2]
@@ -47,6 +50,28 @@ def test_every_import_of_a_benchmark_or_example_exists(path: Path) -> None:
 def test_every_benchmark_can_be_imported(path: Path) -> None:
     name = ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
     importlib.import_module(name)
+
+
+def test_the_page_has_every_row_with_the_command_that_measures_it() -> None:
+    row = Row("reset_bubblewrap", 2.5, 100.0, 40.0, "ms", 75, "at least 30 times faster")
+    (line,) = [line for line in page({"reset": [row]}).splitlines() if "bubblewrap" in line]
+    assert line.startswith("| `reset_bubblewrap` | 2.5 | 100 | 40 | ms | 75 |")
+    assert line.endswith("| `make bench ONLY=reset` |")
+    written = (REPO / "docs/benchmarks.md").read_text()
+    assert set(re.findall(r"make bench ONLY=(\w+)", written)) == set(NAMES)
+
+
+def test_an_experiment_replaces_its_own_section_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "experiments.md"
+    document.write_text("# Experiments\n\nWords.\n\n## First\n\nold\n\n## Second\n\nstays\n")
+    monkeypatch.setattr(experiments, "PATH", document)
+    experiments.write_section("First", "new")
+    experiments.write_section("Third", "added\n")
+    assert document.read_text() == (
+        "# Experiments\n\nWords.\n\n## First\n\nnew\n\n## Second\n\nstays\n\n## Third\n\nadded\n"
+    )
 
 
 def check_rows(rows: object) -> None:

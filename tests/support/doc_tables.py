@@ -11,12 +11,14 @@ from typing import Any
 
 from agentrl.settings import SettingRow, as_toml, describe
 from agentrl.trainers.algorithms.describe import describe_part, recipe_table
+from agentrl.trainers.algorithms.distillation import TeacherSettings
 from agentrl.trainers.algorithms.recipe import RecipeSettings
 from agentrl.trainers.algorithms.recipes import PARTS
 from agentrl.trainers.config import CriticSettings, TrainConfig
+from agentrl.trainers.offline.settings import StageSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = (DOCS / "trainers.md", DOCS / "training.md")
+PAGES = (DOCS / "rlhf.md", DOCS / "trainers.md", DOCS / "training.md")
 _MARKED = re.compile(r"(<!-- table: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -64,11 +66,18 @@ def _run_settings() -> list[SettingRow]:
     return [row for row in describe(TrainConfig) if not row.name.startswith("env.N.limits.")]
 
 
+def _stage_settings() -> list[SettingRow]:
+    shared = ("chat.", "schedule.", "optimizer.", "compute.")
+    return [row for row in describe(StageSettings) if not row.name.startswith(shared)]
+
+
 TABLES = {
     "recipes": recipe_rows,
     "parts": part_rows,
     "recipe settings": lambda: setting_rows(describe(RecipeSettings)),
     "critic settings": lambda: setting_rows(describe(CriticSettings, "critic.")),
+    "teacher settings": lambda: setting_rows(describe(TeacherSettings, "teacher.")),
+    "stage settings": lambda: setting_rows(_stage_settings()),
     "run settings": lambda: setting_rows(_run_settings()),
 }
 

@@ -27,26 +27,26 @@ class DataSettings(BaseModel):
     files: list[str] = Field(min_length=1)
     """JSONL (also `.gz`), JSON or Parquet files, saved datasets, or `episodes.jsonl` of a run."""
     held_out: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the prompts that does not train and is measured instead."""
+    """Share of the prompts that is held out for measurements."""
     skip_bad_rows: bool = False
-    """Leave rows that cannot be read out, and count them."""
+    """Skip and count rows that cannot be read, instead of stopping."""
     max_tokens: int = Field(default=0, ge=0)
-    """Longest row; 0: what the model takes."""
+    """Maximum number of tokens in a row (0 = the context length of the model)."""
     too_long: Literal["drop", "refuse"] = "drop"
-    """What happens to longer rows; none is ever cut."""
+    """What to do with longer rows; rows are never cut."""
 
 
 class RewardSettings(BaseModel):
-    """Of a reward model."""
+    """Settings of a reward model."""
 
     model_config = STRICT
 
     heads: int = Field(default=1, ge=1, le=MEMBERS[1])
-    """Scalar heads on one backbone, each trained on a draw of the pairs of its own."""
+    """Number of scalar heads on the backbone, each trained on its own draw of the pairs."""
     margin: bool = False
-    """Ask for the margin that ratings or votes gave, instead of any."""
+    """Ask for the margin that ratings or votes gave, instead of any positive one."""
     center: float = Field(default=0.01, ge=0)
-    """Weight of the squared sum of both rewards: keeps their mean near zero."""
+    """Weight of the squared sum of both rewards, which keeps their mean near zero."""
 
     @model_validator(mode="after")
     def _is_one_or_an_ensemble(self) -> Self:
@@ -56,7 +56,7 @@ class RewardSettings(BaseModel):
 
 
 class ProcessSettings(BaseModel):
-    """Of a process reward model."""
+    """Settings of a process reward model."""
 
     model_config = STRICT
 
@@ -65,24 +65,24 @@ class ProcessSettings(BaseModel):
 
 
 class SampleSettings(BaseModel):
-    """Answers that the model gives before it trains, in place of those of the files."""
+    """Answers that the model samples before it trains, instead of those in the files."""
 
     model_config = STRICT
 
     answers: int = Field(default=0, ge=0)
-    """Of each prompt; 0: learn from the files. SFT then imitates the best (rejection sampling),
-    preferences set the best against the worst (online DPO)."""
+    """Number of answers per prompt (0 = learn from the files). SFT imitates the best one (rejection
+    sampling); preferences set the best against the worst (online DPO)."""
     max_tokens: int = Field(default=128, ge=1)
-    """Of an answer."""
+    """Maximum number of tokens in an answer."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the sampler."""
+    """Sampling temperature."""
     judge: str = ""
-    """Who says which answer is better: a reward model's folder or address,
+    """What judges answers: a reward model's folder or address,
     `path/to/file.py:function` with `function(prompt: str, answer: str) -> float`,
     `openai:MODEL@URL`, or a `constitution.toml`."""
     revise: str = ""
-    """A `constitution.toml` by which each answer is criticised and written anew; the judge then
-    ranks answers and revisions together."""
+    """A `constitution.toml` by which each answer is criticised and rewritten; the judge then ranks
+    answers and revisions together."""
 
     @model_validator(mode="after")
     def _has_a_judge(self) -> Self:
@@ -94,70 +94,70 @@ class SampleSettings(BaseModel):
 
 
 class Card(BaseModel):
-    """What a stage's model is measured by, against the model that the stage began with."""
+    """How a stage's model is compared with the model that the stage began with."""
 
     model_config = STRICT
 
     prompts: int = Field(default=32, ge=0)
-    """Held-out prompts that both models answer; 0: neither does."""
+    """Number of held-out prompts that both models answer."""
     max_tokens: int = Field(default=128, ge=1)
-    """Of an answer."""
+    """Maximum number of tokens in an answer."""
     judge: str = ""
-    """As in `sample`; empty: no win rate."""
+    """What judges the answers, as in `sample.judge` (empty = no win rate)."""
     env: str = ""
-    """An environment whose pass@1 is measured with both models."""
+    """Environment on which pass@1 of both models is measured (empty = none)."""
     env_settings: dict[str, Any] = {}
-    """Arguments of its constructor."""
+    """Arguments of the environment's constructor."""
     tasks: int = Field(default=64, ge=1)
-    """Of its split "test"."""
+    """Number of tasks of its split "test"."""
     samples: int = Field(default=1, ge=1)
-    """Episodes of each."""
+    """Episodes per task."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
-    """Where its tools run."""
+    """Where the tools of the environment run."""
 
 
 class PlaySettings(BaseModel):
-    """Of a stage that plays an environment, so that later ones learn from its `episodes.jsonl`."""
+    """A stage that plays an environment, so that later stages learn from its `episodes.jsonl`."""
 
     model_config = STRICT
 
     model: str
-    """Who plays: a folder, or a name on the hub."""
+    """Model that plays: a folder, or a name on the hub."""
     env: str
     """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
     env_settings: dict[str, Any] = {}
-    """Arguments of its constructor."""
+    """Arguments of the environment's constructor."""
     tasks: int = Field(default=64, ge=1)
-    """Of its split "train"."""
+    """Number of tasks of its split "train"."""
     samples: int = Field(default=8, ge=1)
-    """Episodes of each."""
+    """Episodes per task."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the sampler."""
+    """Sampling temperature."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
-    """Where its tools run."""
+    """Where the tools of the environment run."""
     chat: ChatSettings = ChatSettings()
     """How messages become tokens."""
     seed: int = 0
-    """Of tasks and samples."""
+    """Random seed of tasks and samples."""
 
 
 class LabelSettings(BaseModel):
-    """Of a stage that labels the turns of played episodes, for a process reward model."""
+    """A stage that labels the turns of played episodes for a process reward model."""
 
     model_config = STRICT
 
     model: str
-    """Who plays on from each turn: a folder, or a name on the hub."""
+    """Model that continues from each turn: a folder, or a name on the hub."""
     run: str
-    """Folder of the episodes, as in `"{play.run}"`."""
+    """Folder of the episodes: `"{play.run}"`."""
     completions: int = Field(default=8, ge=1)
-    """Episodes from each turn."""
+    """Number of episodes to play from each turn."""
     limit: int = Field(default=0, ge=0)
-    """At most so many episodes of the run; 0: all."""
+    """Maximum number of episodes to label (0 = all)."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the sampler."""
+    """Sampling temperature."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process", "trusted-process"] = "auto"
-    """Where its tools run."""
+    """Where the tools of the environment run."""
     chat: ChatSettings = ChatSettings()
     """How messages become tokens."""
 
@@ -168,49 +168,49 @@ class StageSettings(BaseModel):
     model_config = STRICT
 
     stage: StageKind
-    """What is trained: a policy on conversations or on preferences, a reward model, or a process
-    reward model on labelled turns."""
+    """What is trained: a policy on conversations ("sft") or on preferences, a reward model, or a
+    process reward model on labelled turns."""
     model: str
     """Hugging Face folder with model and tokenizer, or a name on the hub: `ORG/NAME@REVISION`."""
     data: DataSettings
-    """What it learns from: `{files = ["pairs.jsonl"]}`."""
+    """Training data: `{files = ["pairs.jsonl"]}`."""
     chat: ChatSettings = ChatSettings()
     """How messages become tokens."""
     seed: int = 0
-    """Of the split, of the order of rows, and of new weights."""
+    """Random seed of the split, of the order of rows, and of new weights."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the rows."""
     steps: int = Field(default=0, ge=0)
-    """Optimizer steps; 0: as the epochs ask."""
+    """Number of optimizer steps (0 = as many as `epochs` needs)."""
     batch_size: int = Field(default=16, ge=1)
-    """Rows (pairs, labels) of one optimizer step."""
+    """Rows (pairs, labels) per optimizer step."""
     micro_rows: int = Field(default=0, ge=0)
-    """Rows of one forward pass; 0: all of a step."""
+    """Rows per forward pass (0 = all rows of the step)."""
     learning_rate: float = Field(default=1e-5, gt=0)
-    """Its peak."""
+    """Peak learning rate."""
     schedule: Schedule = Schedule(warmup=10, final=0.0)
-    """How it moves over steps."""
+    """How the learning rate changes over steps."""
     optimizer: OptimizerSettings = OptimizerSettings(max_grad_norm=1.0)
-    """Which, and its settings."""
+    """The optimizer and its settings."""
     compute: Compute = Compute()
-    """Device, precision, adapters; `micro_tokens` is of the measurements."""
+    """Device, precision and adapters; `micro_tokens` only affects measurements."""
     save_every: int = Field(default=100, ge=1)
-    """Steps between checkpoints to go on from."""
+    """Steps between checkpoints."""
     log_every: int = Field(default=10, ge=1)
     """Steps between lines on the terminal; every step is in `metrics.jsonl`."""
 
     objective: str = "dpo"
-    """Of the stage "preference": a name of `agentrl.trainers.offline.objectives.OBJECTIVES`."""
+    """Loss of the stage "preference": `dpo`, `ipo`, `kto`, …."""
     loss: dict[str, float] = {}
-    """Its coefficients, as in `{beta = 0.1}`."""
+    """Coefficients of the objective: `{beta = 0.1}`."""
     reward: RewardSettings = RewardSettings()
-    """Of the stage "reward"."""
+    """Settings of the stage "reward"."""
     process: ProcessSettings = ProcessSettings()
-    """Of the stage "process_reward", as in `{labels = "hard"}`."""
+    """Settings of the stage "process_reward": `{labels = "hard"}`."""
     sample: SampleSettings = SampleSettings()
-    """Answers to learn from instead, as in `{answers = 4, judge = "runs/reward/…/model"}`."""
+    """Learn from the model's own answers: `{answers = 4, judge = "runs/reward/…/model"}`."""
     card: Card = Card()
-    """What the trained model is measured by."""
+    """How the trained model is measured."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
