@@ -21,13 +21,13 @@ class EnvTable(BaseModel):
     id: str
     """Environment id of `agentrl list`, or `path/to/file.py:Class`."""
     name: str = ""
-    """What metrics and task ids call it; empty: its id."""
+    """Name in metrics and task ids (empty = its id)."""
     settings: dict[str, Any] = {}
     """Arguments of the environment's constructor."""
     limits: LimitSettings = LimitSettings()
     """Limits of this environment alone: `{turn_tokens = 4096}`."""
     floor: float = Field(default=0.0, ge=0, le=1)
-    """Least share of the tasks that are played."""
+    """Minimum share of the tasks of a run."""
 
 
 def refuse_tables(tables: Sequence[EnvTable], shared: Mapping[str, Any]) -> None:
@@ -62,35 +62,36 @@ class InOrder(BaseModel):
     model_config = STRICT
 
     sampler: Literal["in_order"] = "in_order"
+    """How tasks are chosen."""
 
 
 class PoolSettings(BaseModel):
-    """What all samplers that draw from a pool have in common."""
+    """Settings of all samplers that draw from a pool."""
 
     model_config = STRICT
 
     pool: int = Field(default=1024, ge=1)
-    """Tasks to choose among: the first so many of the environment, shared evenly by its levels."""
+    """Number of tasks to choose among: the first of the environment, shared evenly by levels."""
     explore: float = Field(default=0.1, gt=0, le=1)
-    """Share of every draw that goes to all tasks alike."""
+    """Share of every draw that is uniform over all tasks, including those never played."""
     drift: float = Field(default=0.02, ge=0, le=0.5)
-    """How far a pass rate of ½ moves in a round: standard deviation."""
+    """Standard deviation by which a pass rate of ½ moves in a round (0 = nothing is forgotten)."""
     prior: tuple[float, float] = Field(default=(0.5, 0.5), strict=False)
-    """Beta distribution of the pass rate of a task of which nothing is known."""
+    """Beta distribution of the pass rate of an unknown task."""
     rest: int = Field(default=0, ge=0)
-    """Rounds in which a task is not played again."""
+    """Number of rounds in which a task is not played again."""
     retire: float = Field(default=1.0, gt=0, le=1)
-    """Expected pass rate from which a task of an endless environment gives its place to a new one;
-    1: never.
+    """Expected pass rate at which a task of an endless environment is replaced by a new one (1 =
+    never).
     """
     levels: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
-    """Settings of the environment on top of its own, one table per level, the easiest first."""
+    """Levels of difficulty: extra settings of the environment, one table each, easiest first."""
     group_most: int = Field(default=0, ge=0)
-    """Largest group; the sizes then follow the signal, with as many episodes in all. 0: all groups
-    have `group_size`.
+    """Largest group, if group sizes follow the expected signal with the same number of episodes in
+    all (0 = all groups have `group_size`).
     """
     start: str = ""
-    """File of `agentrl profile --save`, whose counts the pool begins with."""
+    """File of `agentrl profile --save` with counts to start from."""
 
     def refuse_round(self, tasks: int, group_size: int) -> None:
         """Raise ValueError where rounds of so many tasks cannot be drawn as these settings say."""
@@ -115,17 +116,17 @@ class PoolSettings(BaseModel):
 
 
 class UniformPool(PoolSettings):
-    """All tasks of the pool alike."""
+    """All tasks of the pool with equal weight."""
 
     sampler: Literal["uniform"] = "uniform"
 
 
 class Learnability(PoolSettings):
-    """By E[p(1 − p)]."""
+    """Weights of E[p(1 − p)] to the power `sharpness`."""
 
     sampler: Literal["learnability"] = "learnability"
     sharpness: float = Field(default=4.0, gt=0)
-    """Power of E[p(1 − p)]; 1: in proportion to it."""
+    """Exponent (1 = proportional to E[p(1 − p)])."""
 
 
 class Band(PoolSettings):
@@ -133,9 +134,9 @@ class Band(PoolSettings):
 
     sampler: Literal["band"] = "band"
     low: float = Field(default=0.2, ge=0, le=1)
-    """Lower edge."""
+    """Lower end of the band."""
     high: float = Field(default=0.8, ge=0, le=1)
-    """Upper edge."""
+    """Upper end of the band."""
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Band:
@@ -148,13 +149,13 @@ class Band(PoolSettings):
 
 
 class Thompson(PoolSettings):
-    """By p(1 − p) of one draw of every p from its posterior."""
+    """Weights of p(1 − p), with every p drawn from its posterior."""
 
     sampler: Literal["thompson"] = "thompson"
 
 
 class Mgpo(PoolSettings):
-    """By exp(−sharpness · KL(p ‖ ½))."""
+    """Weights of exp(−sharpness · KL(p ‖ ½))."""
 
     sampler: Literal["mgpo"] = "mgpo"
     sharpness: float = Field(default=4.0, gt=0)
@@ -162,13 +163,13 @@ class Mgpo(PoolSettings):
 
 
 class Staged(PoolSettings):
-    """The level of difficulty whose pass rate is nearest to a target."""
+    """The tasks of the level whose pass rate is nearest to a target."""
 
     sampler: Literal["staged"] = "staged"
     target: float = Field(default=0.5, gt=0, lt=1)
-    """Pass rate to stay near."""
+    """Pass rate to aim for."""
     review: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the tasks that comes from easier levels."""
+    """Share of the tasks taken from easier levels."""
 
     @model_validator(mode="after")
     def _has_levels(self) -> Staged:

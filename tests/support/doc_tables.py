@@ -18,7 +18,7 @@ from agentrl.trainers.config import CriticSettings, TrainConfig
 from agentrl.trainers.offline.settings import StageSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = (DOCS / "rlhf.md", DOCS / "trainers.md", DOCS / "training.md")
+PAGES = tuple(DOCS / f"{name}.md" for name in ("curriculum", "rlhf", "trainers", "training"))
 _MARKED = re.compile(r"(<!-- table: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -63,7 +63,12 @@ def _default(value: Any) -> str:
 
 
 def _run_settings() -> list[SettingRow]:
-    return [row for row in describe(TrainConfig) if not row.name.startswith("env.N.limits.")]
+    elsewhere = ("env.N.limits.", "curriculum.")
+    return [row for row in describe(TrainConfig) if not row.name.startswith(elsewhere)]
+
+
+def _curriculum_settings() -> list[SettingRow]:
+    return [row for row in describe(TrainConfig) if row.name.startswith("curriculum.")]
 
 
 def _stage_settings() -> list[SettingRow]:
@@ -79,6 +84,7 @@ TABLES = {
     "teacher settings": lambda: setting_rows(describe(TeacherSettings, "teacher.")),
     "stage settings": lambda: setting_rows(_stage_settings()),
     "run settings": lambda: setting_rows(_run_settings()),
+    "curriculum settings": lambda: setting_rows(_curriculum_settings()),
 }
 
 
