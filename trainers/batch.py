@@ -66,17 +66,16 @@ class Rewards:
     """The rewards that train under one recipe (`Recipe.rewards`).
 
     Attributes:
-        turn_weights: of named process rewards (`Score.turns`), which only count where they are
-            named here.
+        turn_weights: weights of named process rewards (`Score.turns`); others count 0.
         by_turn: credit is given turn by turn, so that it matters when a process reward came;
             otherwise their sum counts.
         by_part: the named terms of the score train, in place of outcome and process rewards.
-        part_weights: of these terms; empty weighs each 1.
-        clip: outcomes are held to [-clip, clip].
+        part_weights: weights of these terms (empty = 1 each).
+        clip: outcomes are clamped to [-clip, clip].
         least: lowest reward that the credit can read.
-        fewest: scored episodes without which a group says nothing.
+        fewest: number of scored episodes that a group needs to have signal.
         siblings: credit compares episodes of one task with each other, and with nothing else.
-        taught: a teacher says something of every token, whatever was earned.
+        taught: a teacher scores every token, whatever was earned.
     """
 
     turn_weights: Mapping[str, float] = field(default_factory=dict)
@@ -90,9 +89,9 @@ class Rewards:
     taught: bool = False
 
     def outcome(self, episode: Episode) -> float:
-        """What the episode earned as a whole; only of one that was scored.
+        """The outcome of a scored episode.
 
-        No verifier said what an agent's fault is worth, so it is held to what the credit can read.
+        No verifier scored an agent's fault, so its value is raised to what the credit can read.
         """
         value = float(episode.score.value or 0.0)
         if episode.end is EndReason.AGENT_FAULT:
@@ -154,7 +153,7 @@ class Rewards:
 
 
 OUTCOMES = Rewards()
-"""Outcomes alone, as the score says them."""
+"""Outcomes alone, as scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,19 +187,19 @@ class TokenBatch:
         n_failed: episodes without a score; they have no row and no reward, and are counted here.
         n_refilled: how many of the E episodes, the last ones, take the places of others (dynamic
             sampling).
-        version: of the policy that the update starts from; None where nobody said. A token's age is
-            its distance.
+        version: of the policy that the update starts from, if known. The age of a token is its
+            distance to it.
         parts_E: the named terms of the score, each float64 of shape (E,), NaN where an episode
             lacks it.
-        rewards_BT: float64 process rewards beside `reward_E`, each at its token; None: there are
-            none.
+        rewards_BT: float64 process rewards in addition to `reward_E`, each at its token, if there
+            are any.
         state_BT: int64 at sampled tokens: a hash of what the policy was told right before the turn
             (GiGPO's anchor state); -1 elsewhere.
         proximal_logprobs_BT: of the policy that the update starts from, where it is not the one
             that sampled.
         ref_logprobs_BT: of the frozen reference.
         entropy_BT: of the policy that the update starts from, in nats.
-        values_BT, returns_BT: what a critic said, and what it learns.
+        values_BT, returns_BT: the critic's predictions and its targets.
         weights_BT: what a correction multiplies the policy loss of a token by; 0 leaves it out, and
             every denominator stays what it was. None: 1 everywhere.
         selected_BT: bool, tokens that a recipe treats in its own way.
@@ -208,7 +207,7 @@ class TokenBatch:
             first, and their log-probabilities under it. Where they are given,
             `PolicyOutput.top_logprobs_BTK` is about the same tokens.
         experts_BTLK: int16, the K experts that each token went to in each of the L layers with a
-            router, when it was sampled or first read; -1 where the engine did not say.
+            router, when it was sampled or first read; -1 where the engine did not record it.
         teacher_logprobs_BT: of a teacher; teacher_top_logprobs_BTK: of it, at `top_ids_BTK`, which
             then are what a divergence from it is over.
         greedy_reward_E: float64 reward of a greedy episode of the same task; NaN where
@@ -507,8 +506,8 @@ def padded_rows(
 
 
 def _experts(rows: Sequence[Trajectory], lengths: npt.NDArray[np.int64]) -> Tensor:
-    """Which experts each token went to, int16 (B, T, layers, experts of a token); -1 where nobody
-    said.
+    """Which experts each token went to, int16 (B, T, layers, experts of a token); -1 where
+    they are unknown.
     """
     shapes = {row.experts.shape[1:] for row in rows if row.experts is not None}
     if len(shapes) != 1:
@@ -561,7 +560,7 @@ def _refuse_messages(episode: Episode) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutput:
-    """What the model says about a batch, at trained tokens; other positions hold 0.
+    """The model's output on a batch at trained tokens; other positions hold 0.
 
     Attributes:
         logprobs_BT: log-probabilities of the tokens at the sampling temperature, with gradient.

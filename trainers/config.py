@@ -34,7 +34,7 @@ class Compute(BaseModel):
     scored. Frozen weights are kept in this precision."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability wherever the policy's architecture has dropout, whatever its own config
-    says. Sampling uses none; all scorings of a step drop the same units."""
+    has. Sampling uses none; all scorings of a step drop the same units."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     lora_rank: int = Field(default=0, ge=0)
@@ -232,10 +232,10 @@ def check_resumed(config: TrainConfig, path: Path) -> dict[str, tuple[Any, Any]]
     """Compare settings with those that a run was started with.
 
     Returns:
-        setting -> (old, new) of those that differ and may: they hold from the next round on.
+        setting -> (old, new) of those that differ and may change; they apply from the next round.
 
     Raises:
-        ConfigError: a setting that says which run this is differs.
+        ConfigError: a setting that identifies the run differs.
     """
     if not path.exists():
         return {}

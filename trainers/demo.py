@@ -168,9 +168,7 @@ def prepare_demo(
 
 
 def _trusting(sandbox: str) -> str:
-    """Where there is no boundary the demo says the word of trust: all programs come from the model
-    that it made.
-    """
+    """Without an isolating sandbox the demo trusts its programs: all come from its own model."""
     pool = open_pool(sandbox)
     pool.tell()
     return pool.backend.name if pool.backend.is_boundary else TRUSTED

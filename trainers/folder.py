@@ -4,9 +4,9 @@
 `checkpoints/step_N/`, `best/step_N/`, `report.html`.
 
 A checkpoint and a best model are complete or absent: each is written beside its place and renamed.
-A run that was killed continues from its last checkpoint and plays again what came after it. So a
-better model replaces the best one only once a checkpoint exists behind both; until then both are
-kept, and a resumed run drops the one that it will play again.
+A run that was killed continues from its last checkpoint and repeats what came after it. So a better
+model replaces the best one only once a later checkpoint exists; until then both are kept, and a
+resumed run drops the one that it will repeat.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def save_checkpoint(
 
 
 def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
-    """Delete all checkpoints but the last `keep_last`, and drafts that a crash left behind."""
+    """Delete all checkpoints except the last `keep_last`, and drafts that a crash left."""
     for checkpoint in checkpoints(run_dir)[:-keep_last]:
         shutil.rmtree(checkpoint.folder)
     _delete_drafts(run_dir / "checkpoints")
@@ -161,7 +161,7 @@ def offer_model(
 
     Args:
         run_dir: the run folder.
-        step: rounds behind the model.
+        step: number of rounds that the model has trained for.
         metrics: of its evaluation; without pass@1 nothing is kept.
         write: puts the model into the folder it is given.
     """
@@ -175,7 +175,7 @@ def offer_model(
 
 
 def keep_only_best(run_dir: Path) -> None:
-    """Delete models that are no longer the best, and drafts; call it behind a checkpoint."""
+    """Delete models that are no longer the best, and drafts; call it after a checkpoint."""
     best = best_model(run_dir)
     for model in _kept_models(run_dir):
         if model != best:

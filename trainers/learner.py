@@ -1,13 +1,13 @@
 """The learner: the models of a run and everything that changes them. It knows tokens, but no
 environment.
 
-A round goes through `prepare` (what frozen models say of the tokens), `credit` (advantages),
+A round goes through `prepare` (scores of the tokens by frozen models), `credit` (advantages),
 `update` (minibatches, loss, gradient, optimizer) and `adapt` (coefficients that follow a target).
 
-Ratios compare the policy with an anchor. Usually that is what the sampler said of its tokens. Where
-a recipe's bounds are narrow, the arithmetic is coarse or dropout is on, rounding alone would be
-clipped, so there the anchor is the trainer's own log-probabilities before the round's first step.
-Corrections and the parity check read the sampler's word in either case.
+Ratios compare the policy with an anchor, usually the sampler's log-probabilities. Where a recipe's
+bounds are narrow, the arithmetic is coarse or dropout is on, rounding alone would be clipped, so
+there the anchor is the trainer's own log-probabilities before the round's first step. Corrections
+and the parity check read the sampler's log-probabilities in either case.
 
 Letters: B rows, T positions, K likeliest tokens.
 """
@@ -301,8 +301,8 @@ class Learner:
         return PolicyOutput(*in_parts(batch, look, self.config.compute.micro_tokens))
 
     def _with_own_word_on_recorded_tokens(self, batch: TokenBatch) -> TokenBatch:
-        """Anchor tokens that the policy never sampled in what it says of them before the round:
-        the word of another sampler is no anchor of its ratios.
+        """Anchor recorded tokens at the policy's own log-probabilities before the round;
+        those of another sampler cannot anchor its ratios.
         """
         recorded_BT = batch.mask_BT & (batch.version_BT < 0)
         if not recorded_BT.any():

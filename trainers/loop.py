@@ -45,10 +45,10 @@ def train(run: Run) -> None:
 
 
 def stop_if_hopeless(run: Run, played: Round, rounds: int) -> None:
-    """End a run that had no signal for long, and one that is over without a single score.
+    """End a run that has had no signal for too long, or that finished without a single score.
 
     Raises:
-        TrainingError: it is such a run; the message says why.
+        TrainingError: it is such a run.
     """
     if run.quiet >= run.config.quiet_rounds:
         raise TrainingError(
@@ -62,7 +62,7 @@ def stop_if_hopeless(run: Run, played: Round, rounds: int) -> None:
 
 
 def is_due(rounds: int, every: int, last: int) -> bool:
-    """Whether something that happens every so many rounds (0: never) happens after this one."""
+    """Whether something that happens every `every` rounds (0 = never) happens after this one."""
     return bool(every) and (rounds % every == 0 or rounds == last)
 
 

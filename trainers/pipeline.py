@@ -57,7 +57,7 @@ def is_offline(config: Path, overrides: Sequence[str] = ()) -> bool:
 def run_offline(
     config: Path, folder: Path, *, overrides: Sequence[str] = (), resume: bool = False
 ) -> dict[str, Any]:
-    """Run the stage or the recipe of a file, and show its progress on the terminal.
+    """Run the stage or the recipe of a file and show its progress on the terminal.
 
     Returns:
         the result of the stage (`run_stage`), or of the recipe: "stages", the results in order,
@@ -161,7 +161,7 @@ def _run_online(settings: Row, defaults: Row, folder: Path, resume: bool) -> dic
 
 
 def _play(settings: PlaySettings, folder: Path) -> dict[str, Any]:
-    """Play training tasks; an interrupted or finished evaluation goes on by itself."""
+    """Play training tasks; an interrupted evaluation resumes, a finished one is reused."""
     plan = EvalPlan(
         make=factory(settings.env, **settings.env_settings),
         policy=f"hf:{settings.model}",
@@ -184,7 +184,7 @@ def _play(settings: PlaySettings, folder: Path) -> dict[str, Any]:
 
 
 def _label(settings: LabelSettings, folder: Path) -> dict[str, Any]:
-    """Label the turns of played episodes; interrupted or finished labels go on by themselves."""
+    """Label the turns of played episodes; interrupted labelling resumes, finished labels stay."""
     plan = LabelPlan(
         run=Path(settings.run),
         policy=f"hf:{settings.model}",

@@ -47,8 +47,8 @@ class SideEffectPrice:
             self.value, self.integral = state or (MOST, self.integral)
 
     def warning(self, episodes: int) -> str:
-        """A sentence where rounds of so many episodes can never be seen to hold the bound, so that
-        the multiplier only rises; else "".
+        """A sentence if rounds of this size can never be seen to respect the bound, so that the
+        multiplier only rises; else "".
         """
         least = wilson_ci(0, episodes, level=0.9)[1]
         if not self.is_bound or self._at_most >= least:
@@ -79,7 +79,7 @@ class SideEffectPrice:
         self.value = _clip(self.integral + GAIN * max(0.0, excess))
 
     def metrics(self) -> dict[str, float]:
-        """`safety/penalty`, where there is one."""
+        """`safety/penalty`, if there is a penalty."""
         return {"safety/penalty": self.value} if self.is_set else {}
 
 

@@ -1,4 +1,4 @@
-"""Recorded episodes that train beside what the policy plays: the fixed data of GKD
+"""Recorded episodes that train together with those that the policy plays: the fixed data of GKD
 (https://arxiv.org/abs/2306.13649).
 """
 

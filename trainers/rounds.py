@@ -264,7 +264,7 @@ def pack_round(
         recipe: says which rewards train.
         pad_id: fills rows on the right.
         version: of the weights that the update starts from.
-        recorded: episodes that train beside them; no version of the policy sampled these.
+        recorded: further episodes that train, which no version of the policy sampled.
     """
     groups = (*played.trained, *(Group((episode,)) for episode in recorded))
     batch = pack(groups, pad_id, rewards=recipe.rewards, version=version)

@@ -100,7 +100,7 @@ class Run:
         path: the run folder.
         resume: continue from the folder's last checkpoint (from the start if there is none).
         events: called with what happens.
-        source: hands out tasks; default: as the settings say.
+        source: hands out tasks; default: that of the settings.
         engine: (model, chat, synchronous=) -> what samples; default: the engine of the settings.
             With one, episodes play in this process also where mode="async".
 
@@ -267,7 +267,7 @@ class Run:
         return metrics
 
     def record(self, rounds: int, metrics: dict[str, float]) -> None:
-        """Log the metrics behind this many rounds."""
+        """Log the metrics after this number of rounds."""
         self.events.on_round(self.folder.log(rounds, metrics))
         self._ref_kl = metrics.get("policy/ref_kl", self._ref_kl)
         self._end_beyond_budget(rounds)

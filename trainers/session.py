@@ -58,7 +58,7 @@ def run_training(
     """Train as a TOML file says.
 
     Args:
-        log_to: trackers beside `metrics.jsonl`, names of `trackers.TRACKERS`.
+        log_to: further trackers, names of `trackers.TRACKERS`.
 
     Returns:
         {"run", "steps", "trained", "model", "best", "report", "eval"}: folders, rounds of the whole
@@ -67,7 +67,7 @@ def run_training(
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.
-        TrainingError: training cannot go on; the run folder keeps all that was reached.
+        TrainingError: training cannot continue; the run folder keeps what was reached.
     """
     return train_with_display(read_config(config, overrides), folder, resume=resume, log_to=log_to)
 

@@ -23,7 +23,7 @@ from agentrl.types import Ending, Task
 
 
 class RunTasks:
-    """What the settings say of a run's environments and tasks.
+    """The environments and tasks of a run.
 
     Args:
         config: the settings.
@@ -34,7 +34,7 @@ class RunTasks:
         is_mixture: whether the run has several environments.
 
     Raises:
-        ConfigError: an environment cannot be had, has too few tasks, or nothing to hold out.
+        ConfigError: an environment cannot be built, has too few tasks, or nothing to hold out.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -59,7 +59,7 @@ class RunTasks:
         return max(part.make().limits.turn_tokens for part in self._parts)
 
     def overlaps(self) -> list[str]:
-        """Of each environment with held-out tasks that it trains on, a sentence of warning."""
+        """A warning for each environment whose training tasks overlap with held-out ones."""
         found = []
         for part in self._parts:
             begins = f"{part.prefix}/" if part.prefix else ""

@@ -1,1 +1,1 @@
-"""Recipes and what they are made of: pure functions over a batch and what the policy says of it."""
+"""Recipes and what they are made of: pure functions over a batch and the policy's output."""

@@ -39,7 +39,7 @@ GroupAdvantage = Callable[[Sequence[float | None]], tuple[float | None, ...]]
 
 
 def _over_scored(formula: Callable[..., Tensor]) -> Callable[..., tuple[float | None, ...]]:
-    """Apply a formula to the rewards that are not None, if they differ; leave None where it was."""
+    """Apply a formula to the rewards that are not None, if they differ; None stays None."""
 
     @wraps(formula)
     def advantages(rewards_G: Sequence[float | None], *options: Any) -> tuple[float | None, ...]:

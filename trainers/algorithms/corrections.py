@@ -386,9 +386,9 @@ def _entropy(batch: TokenBatch) -> Tensor:
 
 
 def _select_highest(batch: TokenBatch, score_BT: Tensor, share: float, among_BT: Tensor) -> Tensor:
-    """True at the highest scores among some tokens, as many as a share of all trained tokens.
+    """True at the highest scores among some tokens, up to a share of all trained tokens.
 
-    Ties are included, so there may be more; there are fewer where there are not enough tokens.
+    Ties are included, so there may be more; if there are too few tokens, all of them are chosen.
     """
     # 0.2 · 15 is 3.0000000000000004 in floating point, which must not round up to 4.
     count = math.ceil(share * int(batch.mask_BT.sum()) - 1e-9)

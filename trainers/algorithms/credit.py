@@ -4,7 +4,7 @@ Time is the line of an episode's trained tokens in the order of its rows (`Timel
 turns. Observations take no time: nothing decays through them, their values are never read, and a
 reward on one belongs to the last trained token before it. The outcome is on the episode's last
 trained token. An episode that a limit ended is graded like any other, so nothing is bootstrapped
-behind it.
+after it.
 
 Steps run once per round, over all groups, on a batch whose rows are in the order of `pack`.
 Statistics are over episodes or turns, never over rows.
@@ -227,7 +227,7 @@ def optimal_baseline(batch: TokenBatch) -> TokenBatch:
 
 @step(Trace, reads=("critic", "turns"))
 def turn_gae(batch: TokenBatch, options: Trace) -> TokenBatch:
-    """GAE whose steps are turns: V is read at a turn's first token, before the policy has said
+    """GAE whose steps are turns: V is read at a turn's first token, before the policy has sampled
     anything.
 
     Every token of a turn carries the turn's advantage, and its return for the critic to learn.
@@ -262,7 +262,7 @@ class StepWeight(Options):
     gamma: Share = 0.95
     """Discount per turn."""
     step_weight: NonNegative = 1.0
-    """Weight of the turn's advantage beside the episode's."""
+    """Weight of the turn's advantage, relative to the episode's."""
 
 
 @step(StepWeight, reads=("group", "turns"))

@@ -30,17 +30,17 @@ class TeacherSettings(BaseModel):
     model: str = ""
     """Folder or hub name of a model with the policy's own tokenizer."""
     top: int = Field(default=0, ge=0)
-    """How many of the teacher's likeliest tokens `gkd` tells apart; the rest is one category. 0:
-    the whole vocabulary, at several times 4 bytes per entry and token of a micro-batch."""
+    """Number of the teacher's likeliest tokens that `gkd` distinguishes; the rest is one category
+    (0 = the whole vocabulary, at several times 4 bytes per entry and token of a micro-batch)."""
     episodes: str = ""
-    """`episodes.jsonl` of the teacher or of a reference solution, in the policy's tokens."""
+    """Recorded episodes of the teacher, or of a reference solution, in the policy's tokens."""
     share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of these recorded episodes in a round (1 - λ of GKD); they are drawn at random."""
+    """Share of a round that is drawn from these recorded episodes (1 - λ of GKD)."""
 
 
 class TeacherCredit(Options):
     teacher_coef: NonNegative = 1.0
-    """Weight of the teacher's log-ratio beside other advantages."""
+    """Weight of the teacher's log-ratio, added to other advantages."""
     teacher_gamma: Share = 0.0
     """Discount of later tokens' log-ratios."""
 

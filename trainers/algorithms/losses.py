@@ -186,8 +186,8 @@ class WholeLoss:
 
 
 def drop_recorded_tokens(batch: TokenBatch) -> TokenBatch:
-    """Mask the tokens of recorded episodes, which no version of the policy sampled: they say
-    nothing about how far it moved.
+    """Mask the tokens of recorded episodes. No version of the policy sampled them, so they cannot
+    show how far it moved.
     """
     return replace(batch, mask_BT=batch.mask_BT & (batch.version_BT >= 0))
 

@@ -89,7 +89,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def check_loss(model_cls: type[Model], values: Mapping[str, Any], table: str = "loss") -> Model:
-    """Build settings that stand in the table `loss`, or in a table inside it.
+    """Build the settings of the table `loss`, or of a table inside it.
 
     Raises:
         ConfigError: the first mistake, with its setting, value and fix.

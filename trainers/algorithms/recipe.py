@@ -73,7 +73,7 @@ class RecipeSettings:
     """Settings of a recipe that belong to none of its parts."""
 
     turn_weights: dict[str, float] = field(default_factory=dict)
-    """Weights of named process rewards (`Score.turns`); one that is not named counts 0."""
+    """Weights of named process rewards (`Score.turns`); others count 0."""
     negative_weight: Share = 1.0
     """Factor on negative advantages. Less than 1 makes large learning rates safe but biases the
     estimator towards repeating what worked (0 is fine-tuning on the better half of every group)."""
@@ -83,22 +83,22 @@ class RecipeSettings:
     """Whether groups without signal are replaced by groups of further tasks (DAPO's dynamic
     sampling). Metrics of rollouts are still of the round's own tasks."""
     spare_rounds: Rounds = 1
-    """Rounds for which refill keeps a group with signal that found no place."""
+    """Number of rounds for which refill keeps a group with signal that found no place."""
     reward_clip: PositiveBound = math.inf
     """Outcomes are clamped to ± this before they train; metrics show them unclipped."""
     epochs: Count = 1
     """Passes over a round's episodes."""
     kl_budget: PositiveBound = math.inf
-    """Nats per token that the policy may move in one round; the rest of the round is skipped."""
+    """Nats per token that the policy may move in one round; after that the round is skipped."""
     ref_kl_budget: PositiveBound = math.inf
-    """Nats per token from the reference at which the run ends: a learned reward cannot be trusted
-    beyond it."""
+    """Nats per token between policy and reference at which the run ends: a learned reward cannot be
+    trusted further."""
     reset_every: Rounds = 0
-    """Rounds after which the policy becomes the reference and the optimizer forgets (ProRL); 0:
-    never."""
+    """Rounds after which the policy becomes the reference and the optimizer is reset (ProRL; 0 =
+    never)."""
     reference_decay: Share = 1.0
-    """After every round the reference becomes this share of itself and the rest of the policy; 1:
-    it stays."""
+    """Weight of the reference in its moving average with the policy, taken after every round (1 = it
+    stays)."""
     kl_target: PositiveBound = math.inf
     """Nats per token that a round should move the policy by: `anchor_kl_coef` follows."""
     entropy_target: PositiveBound = math.inf
@@ -402,7 +402,7 @@ def apply_to_episodes(
 def merge_recorded_episodes(
     changed: TokenBatch, batch: TokenBatch, recorded_E: Tensor
 ) -> TokenBatch:
-    """Put recorded episodes back beside what `apply_to_episodes` made of the others. They have
+    """Add recorded episodes to the result of `apply_to_episodes` on the others. They have
     advantage and weight 0 and count in the denominators, since a teacher judges them.
     """
     is_kept_B = recorded_E[batch.episode_B] | torch.isin(batch.episode_B, changed.episode_B)

@@ -17,11 +17,11 @@ from agentrl.trainers.batch import TokenBatch
 class Timeline:
     """The N trained tokens of a batch, episode after episode, and the K turns they make up.
 
-    What stands at mask 0 is never read (but for rewards), so observations take no time, and an
-    episode is the same line in however many rows it came.
+    Values at mask 0 are never read (except rewards), so observations take no time, and an
+    episode has the same timeline in however many rows it came.
 
     Attributes:
-        row_N, column_N: where each token stands in the batch.
+        row_N, column_N: position of each token in the batch.
         episode_N: the episode it belongs to.
         turn_N: index of its turn, counted over the whole batch.
     """
@@ -34,8 +34,8 @@ class Timeline:
 
     @classmethod
     def of(cls, batch: TokenBatch) -> Timeline:
-        """The line of a batch whose rows stand in the order in which their episode opened them (as
-        `pack` has them).
+        """The timeline of a batch whose rows are in the order in which their episode opened them,
+        as in `pack`.
         """
         row_N, column_N = torch.nonzero(batch.mask_BT, as_tuple=True)
         order_N = torch.argsort(batch.episode_B[row_N], stable=True)

@@ -2,9 +2,8 @@
 and VAPO.
 
 A model of its own (token classification with one label), so that its gradient never moves the
-policy. Its loss has the same masks, aggregations and denominators as the policy's. Returns are what
-`batch.returns_BT` says: a credit step has written them from `batch.values_BT`, which
-`Critic.predict` writes.
+policy. Its loss has the same masks, aggregations and denominators as the policy's. Returns are
+`batch.returns_BT`, which a credit step computes from the `batch.values_BT` of `Critic.predict`.
 
 Letters: B rows, T positions, N trained tokens, d hidden size.
 """
@@ -59,8 +58,8 @@ def value_loss(
     """The value loss of a (micro-)batch and its metrics; both add up over micro-batches.
 
     Args:
-        values_BT: what the critic says now, with gradient.
-        batch: with what it said before (`values_BT`) and what came out (`returns_BT`).
+        values_BT: the critic's present values, with gradient.
+        batch: with its earlier values (`values_BT`) and its targets (`returns_BT`).
         value_clip: see `squared_error`, in units of the reward; infinity: no clipping.
         aggregate: per-token values and batch -> scalar, as for the policy.
 
@@ -187,7 +186,7 @@ def _explained(targets_N: Tensor, said_N: Tensor) -> float:
 
 
 def _mean_of_others(outcomes_E: Tensor, group_E: Tensor) -> Tensor:
-    """The mean outcome of an episode's siblings; where it has none, that of all episodes."""
+    """The mean outcome of an episode's siblings, or of all episodes if it has none."""
     same_EE = (group_E[:, None] == group_E).double().fill_diagonal_(0)
     siblings_E = same_EE.sum(1)
     means_E = (same_EE @ outcomes_E) / siblings_E.clamp(min=1)
@@ -197,8 +196,8 @@ def _mean_of_others(outcomes_E: Tensor, group_E: Tensor) -> Tensor:
 def monte_carlo(credit: Sequence[BatchStep]) -> tuple[BatchStep, ...]:
     """The credit steps with λ = 1 for advantages and returns: what a critic is pre-trained on.
 
-    Its returns are then what came out, whatever an untrained critic says; with λ < 1 they would be
-    mostly its own values. VC-PPO, https://arxiv.org/abs/2503.01491; VAPO,
+    Its returns then do not depend on the untrained critic; with λ < 1 they would be mostly its
+    own values. VC-PPO, https://arxiv.org/abs/2503.01491; VAPO,
     https://arxiv.org/abs/2504.05118.
     """
     traces = ("lam", "value_lam")
@@ -209,8 +208,8 @@ def monte_carlo(credit: Sequence[BatchStep]) -> tuple[BatchStep, ...]:
 
 
 class Critic:
-    """A value model, its optimizer, and how it is trained. It runs without dropout, so what it says
-    is one number.
+    """A value model, its optimizer, and how it is trained. It runs without dropout, so its values
+    are deterministic.
 
     Args:
         model: see `load_value_model`.
@@ -282,7 +281,7 @@ class Critic:
         return metrics | _means(history) | {"value/updates": float(len(history))}
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, and the optimizer's state beside the weights."""
+        """Write a Hugging Face folder with the optimizer's state next to the weights."""
         save_value_model(self.model, folder)
         torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
 
@@ -296,8 +295,8 @@ class Critic:
         compute: Compute | None = None,
         **options: Any,
     ) -> Self:
-        """A saved critic, which goes on as if it had never been away; the learning rate is the
-        settings'.
+        """A saved critic, which continues as if it had never been saved; the learning rate is that
+        of the settings.
 
         Args:
             folder: what `save` wrote.

@@ -47,12 +47,12 @@ def device_of(compute: Compute) -> str:
 
 
 def policy_dtype(compute: Compute) -> torch.dtype:
-    """Of the policy's own weights: low precision only where they are frozen."""
+    """Precision of the policy's weights: low only where they are frozen."""
     return torch.bfloat16 if compute.dtype == "bfloat16" and compute.lora_rank else torch.float32
 
 
 def reference_dtype(compute: Compute) -> torch.dtype:
-    """Of the weights of a reference that is a model of its own."""
+    """Precision of the weights of a reference that is a separate model."""
     return torch.bfloat16 if compute.dtype == "bfloat16" else torch.float32
 
 
@@ -89,14 +89,14 @@ class AdapterOff(torch.nn.Module):
         self.module = model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model says without its adapters."""
+        """Run the model without its adapters."""
         with self.module.disable_adapter():
             return self.module(*args, **kwargs)
 
 
 def save_policy(model: Any, folder: str | Path) -> None:
-    """Write a plain Hugging Face folder; adapters are merged into it, and also written to `adapter`
-    beside it.
+    """Write a plain Hugging Face folder; adapters are merged into it, and also written to the
+    folder `adapter`.
     """
     target = Path(folder)
     if not hasattr(model, "merge_and_unload"):

@@ -1,12 +1,12 @@
 """Mixtures of experts: their load balance, and the policy scored with the sampler's experts.
 
 Where sampler and trainer choose different experts for a token, their log-probabilities differ by
-far more than rounding (https://arxiv.org/abs/2510.11370). An engine that says which it chose lets
-the trainer replay them (`agentrl/engines/routing.py`).
+far more than rounding (https://arxiv.org/abs/2510.11370). An engine that records its choice lets
+the trainer replay it (`agentrl/engines/routing.py`).
 
 The load-balancing loss of a pretrained configuration is never part of our losses, as scoring reads
-log-probabilities only. Asked for by `load_balance_coef`, `with_router_loss` measures it beside
-them.
+log-probabilities only. With `load_balance_coef`, `with_router_loss` measures it in
+the same pass.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Trees:
 
     Attributes:
         ids_NS: int64 token ids, zeros as padding.
-        positions_NS: int64, where a token stands in each row that it belongs to.
+        positions_NS: int64, position of a token in each row that it belongs to.
         mask_N1SS: bool, True where a token (third axis) may look at another (fourth): itself and
             what stands before it in its row.
         place_BT: int64 index into N*S of each token; 0 behind the last one that is asked for.
@@ -213,5 +213,5 @@ def _near(rows_BHTd: Tensor, trees_NHSd: Tensor, trees: Trees) -> bool:
 
 
 def hidden_size(model: Any) -> int:
-    """Of the model under whatever it is wrapped in."""
+    """Hidden size of the model under any wrapper."""
     return int(getattr(model, "module", model).config.get_text_config().hidden_size)

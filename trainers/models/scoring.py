@@ -1,4 +1,4 @@
-"""Log-probabilities of the trained tokens only: what a prompt or a tool said is never projected
+"""Log-probabilities of the trained tokens only: tokens of prompts and tools are never projected
 onto the vocabulary.
 
 The model is called once; its output layer is replaced for the call, so that the hidden states in
@@ -72,7 +72,7 @@ def token_logprobs(
     Other threads may sample from the model meanwhile; only one may score with it.
 
     Args:
-        model: the policy; gradients flow unless the caller stands under `torch.no_grad()`.
+        model: the policy; gradients flow except under `torch.no_grad()`.
         batch: rows on the model's device.
         temperature: of the sampler; logits are divided by it.
         chunk: trained tokens whose logits exist at a time (chunk × vocabulary × 4 bytes); None: as
@@ -126,8 +126,8 @@ def frozen_logprobs(
 def in_parts(
     batch: TokenBatch, look: Callable[[TokenBatch], tuple[Tensor, ...]], micro_tokens: int
 ) -> tuple[Tensor, ...]:
-    """What a function says of every micro-batch, each tensor (B, T, ...) put together again; zeros
-    where it was cut.
+    """Apply a function to every micro-batch and join its tensors (B, T, ...), with zeros where rows
+    were cut.
     """
     whole: list[Tensor] = []
     for index in batch.chunks(micro_tokens):
@@ -149,9 +149,7 @@ def _scatter(mask_BT: Tensor, values_N: Tensor) -> Tensor:
 
 
 def _output_layer(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The layer that makes logits, under whatever the model is wrapped in; None where there is
-    none.
-    """
+    """The layer that makes logits, under any wrappers of the model, or None."""
     inner = getattr(model, "module", model)  # DistributedDataParallel hides the model's own methods
     find: Callable[[], torch.nn.Module | None] = getattr(
         inner, "get_output_embeddings", lambda: None
@@ -183,7 +181,7 @@ class _Laid(NamedTuple):
     places_N: Tensor
 
     def call(self, model: Any) -> Tensor:
-        """The model's logits, or what stands in their place."""
+        """The model's logits, or their placeholder."""
         logits: Tensor = model(**self.inputs, use_cache=False).logits
         return logits
 

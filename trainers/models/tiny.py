@@ -56,8 +56,8 @@ def build_tokenizer(
     Args:
         texts: what the tokens are learnt from, chat markers included.
         vocab_size: special tokens and alphabet included.
-        alphabet: characters that always have a token; default all 256 bytes. Fewer leave less to
-            say by mistake, and drop what is not among them.
+        alphabet: characters that always have a token; default all 256 bytes. With fewer,
+            other characters are dropped and never sampled.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

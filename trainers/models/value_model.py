@@ -29,7 +29,7 @@ def load_value_model(
     Args:
         start: the folder of a policy, a reward model or an earlier critic (`load_critic`).
         compute: device, precision, adapters, checkpointing. It never drops anything out.
-        saved: a folder that `save_value_model` wrote, to go on from; None: at the start.
+        saved: a folder of `save_value_model` to continue from; None: begin at `start`.
 
     Raises:
         ConfigError: a folder holds no such model, or a library that the settings need is missing.
@@ -89,7 +89,7 @@ def values(critic: torch.nn.Module, batch: TokenBatch) -> Tensor:
 
 
 def save_value_model(critic: torch.nn.Module, folder: Path) -> None:
-    """Write a plain Hugging Face folder; adapters are merged into it, and also written beside."""
+    """Write a plain Hugging Face folder; adapters are merged into it and also kept apart."""
     model: Any = critic
     if not hasattr(model.base_model, "merge_and_unload"):
         model.save_pretrained(folder)

@@ -3,7 +3,7 @@ its time.
 
 Functions are pure and return names -> numbers; `UpdateLog` gathers those of the optimizer steps and
 `RoundClock` the seconds. All episodes count, those included that training drops. A mean over
-nothing is left out. Every name stands with unit and meaning in the table of docs/trainers.md.
+nothing is left out. docs/trainers.md has a table of all names with units and meanings.
 
 Letters: B rows, T positions, E episodes, N trained tokens.
 """
@@ -190,7 +190,7 @@ def group_metrics(groups: Sequence[Group], rewards: Rewards = OUTCOMES) -> dict[
 
 
 def quiet_reason(group: Group, rewards: Rewards = OUTCOMES) -> Quiet | None:
-    """Why the group has no signal; None where it has."""
+    """Why the group has no signal; None if it has."""
     if rewards.has_signal(group):
         return None
     scored = [episode for episode in group.episodes if episode.reward is not None]
@@ -413,7 +413,7 @@ def lost_reward_metrics(packed: TokenBatch, trained: Sequence[TokenBatch]) -> di
 
 
 def _roles(batch: TokenBatch) -> dict[str, Tensor]:
-    """Role -> where it wrote (B, T)."""
+    """Role -> mask (B, T) of the tokens that it wrote."""
     turn_BT = batch.turn_BT >= 0
     began_BT = turn_BT.int().cumsum(1) > 0
     read_BT = batch.attention_BT & ~turn_BT
@@ -444,7 +444,7 @@ def _shares(kind: str, parts: Sequence[tuple[dict[str, Tensor], Tensor]]) -> dic
 
 def fresh(batch: TokenBatch) -> TokenBatch:
     """The batch without the tokens of earlier versions: on those, sampler and trainer differ by
-    what was learnt since, so they say nothing about whether both agree.
+    what was learned since.
     """
     if batch.version is None:
         return batch

@@ -105,10 +105,11 @@ def gap_metrics(parts: Sequence[Tokens]) -> dict[str, float]:
     """`parity/gap_mean`, `_p99`, `_max` (nats) and `parity/kl`, k3 of KL(sampler‖trainer).
 
     Args:
-        parts: of the first optimizer step after sampling; later ones also hold what training moved.
+        parts: of the first optimizer step after sampling; later steps also contain what training
+            moved.
 
     Returns:
-        nothing where there are no tokens.
+        nothing if there are no tokens.
     """
     joined = _joined(parts)
     if joined is None:
@@ -353,7 +354,7 @@ def distances(
 
     Args:
         before: the earlier probe.
-        trainer_BT: what the trainer says now of the tokens of the earlier probe.
+        trainer_BT: the trainer's present log-probabilities of the earlier probe's tokens.
         now: the later probe.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Where metrics go beside `metrics.jsonl`: TensorBoard, Weights & Biases, Trackio, each by its own
+"""Where metrics go besides `metrics.jsonl`: TensorBoard, Weights & Biases, Trackio, each by its own
 library.
 
 A tracker gets the finite numbers of the same rows; `metrics.jsonl` stays the record of the run.
@@ -95,13 +95,13 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
     """Open the named trackers; none is left open if one cannot be.
 
     W&B's `WANDB_MODE` and `WANDB_PROJECT` work as usual. The id of its run is kept in
-    `<folder>/wandb-id`, so a resumed run continues its curves. Steps only rise there: what is
-    played again stays as it was, with a warning of W&B's own.
+    `<folder>/wandb-id`, so a resumed run continues its curves. Its steps only rise, so
+    repeated rounds keep their first values, with a warning of W&B's own.
 
     Args:
         names: of `TRACKERS`; a repeated name is opened once.
         folder: of the run; its last part is the run's name.
-        config: settings, shown beside the curves.
+        config: settings, shown with the curves.
 
     Raises:
         ConfigError: a name is unknown, or its library is not installed.

@@ -50,7 +50,7 @@ class Stage(ABC):
 
     @abstractmethod
     def measure(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """What the model makes of held-out rows; at least one is given."""
+        """Measure the model on held-out rows, of which there is at least one."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:

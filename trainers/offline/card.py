@@ -1,5 +1,5 @@
-"""What a stage changed: its model measured beside the model that it started from, on the same
-held-out prompts and tasks, and whether it is ready for reinforcement learning.
+"""What a stage changed: its model is compared with the model that it started from, on the same
+held-out prompts and tasks, and judged ready or not for reinforcement learning.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Measurement:
 def compare_answers(
     judge_name: str, before: Sequence[SampledAnswer], after: Sequence[SampledAnswer]
 ) -> dict[str, Any]:
-    """What a judge says of two models' answers to the same prompts."""
+    """A judge's scores of two models' answers to the same prompts."""
     judge = open_judge(judge_name)
     scores = {
         side: judge([(each.prompt, each.message) for each in answers], Replies())
@@ -257,7 +257,7 @@ def _held_out_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, s
 
 
 def card_rows(card: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Name, value before, value after, and remark of everything on a card."""
+    """Name, value before, value after and remark of each line of a card."""
     for name in ("pass_at_1", "judge", "length", "unfinished"):
         if name in card:
             gain = card.get("gain") if name == "pass_at_1" else None

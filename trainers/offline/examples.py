@@ -75,8 +75,8 @@ class Pair:
     """Two responses to one prompt, of which the first was preferred.
 
     Attributes:
-        margin: by how much, where ratings or votes say so; else None.
-        subset: of the file, for accuracies apart.
+        margin: by how much, if ratings or votes tell; else None.
+        subset: name of the file's subset, for separate accuracies.
     """
 
     prompt: Messages
@@ -97,7 +97,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Label:
-    """A response that was found desirable or not, without another one beside it."""
+    """A response that was labelled desirable or not."""
 
     prompt: Messages
     response: Response

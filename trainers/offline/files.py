@@ -112,10 +112,10 @@ def read_examples(
     Args:
         paths: `.jsonl` (also `.gz`), `.json`, `.parquet`, a folder that `datasets` saved, or an
             `episodes.jsonl` of a run or an evaluation, from which pairs and labels are mined. The
-            folder of a run, an evaluation or `agentrl label` stands for its file.
+            folder of a run, an evaluation or `agentrl label` means its file.
         kind: what the examples must serve as; a pair also serves as a conversation (its chosen
             response) and as two labels.
-        skip_bad_rows: leave rows that cannot be read out, and count them.
+        skip_bad_rows: skip and count rows that cannot be read.
 
     Raises:
         UserError: rows are bad, or no example of the kind is left.
@@ -149,7 +149,7 @@ def read_examples(
 
 
 def split_by_prompt(examples: Sequence[One], share: float, seed: int) -> Split:
-    """Put a share of the prompts aside, with all that was said to them.
+    """Hold out a share of the prompts with all their responses.
 
     A prompt falls to one side by its own hash, so more data moves few of them.
     """
@@ -265,8 +265,8 @@ def mine(path: Path, kind: Kind) -> Mined:
     """Examples of a kind from an `episodes.jsonl`.
 
     Pairs join a passed and a failed episode of one task, environment and start state; each episode
-    stands in one pair at most. Labels say whether an episode passed; conversations are those that
-    did. Episodes that infrastructure failed say nothing, and neither do those of more than one
+    is in at most one pair. Labels say whether an episode passed; conversations are those that
+    did. Episodes that infrastructure failed are left out, and so are those with more than one
     branch of history.
 
     Raises:
@@ -326,7 +326,7 @@ def opening_of(episode: Episode) -> tuple[Message, ...]:
 
 
 def as_conversation(episode: Episode) -> Conversation:
-    """What an episode's policy said, to be imitated."""
+    """What the policy wrote in an episode, to be imitated."""
     return Conversation(until_last_turn(episode), *_tokens_of(episode))
 
 

@@ -25,8 +25,7 @@ class PairScores:
     Attributes:
         chosen_B, rejected_B: log-probabilities under the policy.
         chosen_tokens_B, rejected_tokens_B: trained tokens.
-        ref_chosen_B, ref_rejected_B: log-probabilities under the reference; None where there is
-            none.
+        ref_chosen_B, ref_rejected_B: log-probabilities under the reference, if there is one.
     """
 
     chosen_B: Tensor
@@ -217,7 +216,7 @@ class Objective:
 
     Attributes:
         loss: of pairs; None for KTO, whose batches are labelled responses.
-        options: its coefficients, with what they are unless set.
+        options: its coefficients and their defaults.
         reference: whether it reads one.
         of_batch: whether a row's loss depends on the rest of its batch.
         trl: the arguments of TRL's trainer that make the same loss; None where it has none.

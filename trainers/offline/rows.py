@@ -134,7 +134,7 @@ def encode_examples(
 ) -> tuple[list[Any], dict[str, int]]:
     """Rows of examples, none longer than `limit`, and a summary of their lengths.
 
-    A row is never cut: a response without its end teaches the model to go on, and a prompt
+    A row is never cut: a response without its end teaches the model not to stop, and a prompt
     without its beginning is another question.
 
     Args:
