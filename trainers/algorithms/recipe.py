@@ -91,14 +91,14 @@ class RecipeSettings:
     kl_budget: PositiveBound = math.inf
     """Nats per token that the policy may move in one round; after that the round is skipped."""
     ref_kl_budget: PositiveBound = math.inf
-    """Nats per token between policy and reference at which the run ends: a learned reward cannot be
-    trusted further."""
+    """Nats per token between policy and reference at which the run ends, because a learned reward
+    cannot be trusted further."""
     reset_every: Rounds = 0
     """Rounds after which the policy becomes the reference and the optimizer is reset (ProRL; 0 =
     never)."""
     reference_decay: Share = 1.0
-    """Weight of the reference in its moving average with the policy, taken after every round (1 = it
-    stays)."""
+    """Weight of the reference in its moving average with the policy, taken after every round (1 =
+    it stays)."""
     kl_target: PositiveBound = math.inf
     """Nats per token that a round should move the policy by: `anchor_kl_coef` follows."""
     entropy_target: PositiveBound = math.inf
