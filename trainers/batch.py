@@ -121,7 +121,8 @@ class Rewards:
         if episode.end.ending is not Ending.FAILED and (paid := self.total(episode)) < self.least:
             raise UserError(
                 f"task {episode.task.id!r} gave a reward of {paid}, and the recipe divides by mean"
-                f" rewards: give rewards of at least {self.least:g} (maxrl), or take another recipe"
+                f" rewards: give rewards of at least {self.least:g} (maxrl), or choose another"
+                " recipe"
             )
 
     def _differ(self, episodes: Iterable[Episode]) -> bool:
@@ -554,7 +555,7 @@ def _refuse_messages(episode: Episode) -> None:
         raise UserError(
             f"episode {'/'.join(map(str, episode.key))} of {episode.env}: its policy speaks"
             " messages and left no tokens to train on; sample with a TokenPolicy,"
-            " or with tokens=true from a server that tells them, as vLLM and SGLang do"
+            " or with tokens=true from a server that returns them, such as vLLM or SGLang"
         )
 
 

@@ -87,7 +87,7 @@ def recipe_of(config: TrainConfig) -> Recipe:
         raise ConfigError(
             f"process_rewards.{unread[0]} has no weight, so it would not train: add loss ="
             f" {{turn_weights = {{{unread[0]} = 1.0}}}}, and a recipe that gives credit by turns,"
-            " as turn_grpo",
+            " such as turn_grpo",
             setting=f"process_rewards.{unread[0]}",
         )
     return recipe

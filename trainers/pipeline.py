@@ -255,7 +255,7 @@ def _claim(row: Row, folder: Path, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise ConfigError(
-                f"{folder} holds a run already: go on with it by --resume, or choose another --out"
+                f"{folder} holds a run already: continue it with --resume, or choose another --out"
             )
         if path.read_text() != text:
             raise ConfigError(
@@ -284,7 +284,7 @@ def _named(stages: Any, where: str) -> Iterator[tuple[str, Row]]:
         name = stage.get("name") if isinstance(stage, dict) else None
         if not isinstance(name, str) or not name.isidentifier() or name in seen:
             raise ConfigError(
-                f"{where}: stage {number} has name={name!r}: give each a word of its own"
+                f"{where}: stage {number} has name={name!r}: give each a name of its own"
             )
         seen.add(name)
         yield name, {key: value for key, value in stage.items() if key != "name"}

@@ -92,7 +92,7 @@ class Pair:
         if self.margin is not None and not _is_finite(self.margin):
             raise ValueError(f"margin={self.margin!r} must be a finite number")
         if self.chosen == self.rejected:
-            raise ValueError("chosen equals rejected: the pair says nothing")
+            raise ValueError("chosen equals rejected: the pair teaches nothing")
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def read_row(row: Any) -> Iterator[Example]:
         ValueError: it has no form that is known, or what it holds cannot be learnt from.
     """
     if not isinstance(row, Mapping):
-        raise ValueError(f"the row is no object but {type(row).__name__}")
+        raise ValueError(f"the row must be an object, not {type(row).__name__}")
     subset = str(row.get("subset") or "")
     numbered = next((names for names in _NUMBERED if names[0] in row and names[1] in row), None)
     rated = next((name for name in ("responses", "completions") if _is_list(row.get(name))), None)
@@ -271,11 +271,11 @@ def messages_of(value: Any, role: Literal["user", "assistant"]) -> Messages:
 
 def _message(row: Any) -> Message:
     if not isinstance(row, Mapping):
-        raise ValueError(f"a message is no object but {type(row).__name__}")
+        raise ValueError(f"a message must be an object, not {type(row).__name__}")
     named = row.get("role", row.get("from"))
     role, text = ROLES.get(str(named)), row.get("content", row.get("value"))
     if role is None:
-        raise ValueError(f"role {named!r} is none of {', '.join(ROLES)}")
+        raise ValueError(f"role {named!r} is not one of {', '.join(ROLES)}")
     calls = tuple(map(_call, row.get("tool_calls") or ())) if role == "assistant" else ()
     return Message(role, _text(text, "content") if text is not None or not calls else "", calls)
 
@@ -283,7 +283,7 @@ def _message(row: Any) -> Message:
 def _call(row: Any) -> ToolCall:
     function = row.get("function", row) if isinstance(row, Mapping) else {}
     if not isinstance(function.get("arguments"), Mapping):
-        raise ValueError("a tool call has no arguments that are an object")
+        raise ValueError("the arguments of a tool call are not an object")
     return ToolCall(str(function.get("name")), function["arguments"], str(row.get("id") or ""))
 
 
@@ -375,7 +375,7 @@ def _whole(row: Row) -> Messages:
             return messages_of(row[name], "user")
     answer = next((name for name in _ANSWERS if name in row), None)
     if answer is None:
-        raise ValueError(f"no form of data is known with the keys {', '.join(sorted(row))}")
+        raise ValueError(f"no known form of data has the keys {', '.join(sorted(row))}")
     return _prompt_of(row) + messages_of(row[answer], "assistant")
 
 
@@ -392,7 +392,7 @@ def _prompt_of(row: Row) -> Messages:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} is no text but {type(value).__name__}")
+        raise ValueError(f"{name} must be text, not {type(value).__name__}")
     return value
 
 

@@ -81,8 +81,7 @@ class Problems:
         """
         if self.lines:
             raise UserError(
-                f"{self.sentence()}: repair those rows, or go on without them by"
-                " data.skip_bad_rows=true"
+                f"{self.sentence()}: repair those rows, or skip them with data.skip_bad_rows=true"
             )
 
 
@@ -217,7 +216,7 @@ def _unchecked_rows(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]
     if path.suffix == ".json":
         rows = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(rows, list):
-            raise ValueError(f"it holds no list but {type(rows).__name__}")
+            raise ValueError(f"it must hold a list, not {type(rows).__name__}")
         yield from enumerate(rows, 1)
         return
     opened = gzip.open if path.suffix == ".gz" else open
@@ -274,8 +273,8 @@ def mine(path: Path, kind: Kind) -> Mined:
     """
     if kind == "steps":
         raise UserError(
-            f"{path}: its turns have no labels: make them by `agentrl label {path.parent} --policy"
-            " hf:MODEL`, and give its labels.jsonl"
+            f"{path}: its turns have no labels: make them with `agentrl label {path.parent}"
+            " --policy hf:MODEL`, and give its labels.jsonl"
         )
     read = list(read_episodes(path).values())
     usable = [one for one in read if one.passed is not None and _spoke(one)]

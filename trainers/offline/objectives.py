@@ -285,7 +285,7 @@ def find_objective(name: str, options: Mapping[str, float]) -> tuple[Objective, 
     found = OBJECTIVES[name]
     if strange := sorted(options.keys() - found.options.keys()):
         raise ConfigError(
-            f"loss.{strange[0]} is no setting of objective {name!r}: it has"
+            f"loss.{strange[0]} is not a setting of objective {name!r}: it has"
             f" {', '.join(found.options)}"
         )
     merged = {**found.options, **options}
@@ -296,7 +296,6 @@ def find_objective(name: str, options: Mapping[str, float]) -> tuple[Objective, 
         raise ConfigError(f"loss.beta={merged['beta']} must be above 0")
     if not 0 <= merged.get("label_smoothing", 0.0) < 0.5:
         raise ConfigError(
-            f"loss.label_smoothing={merged['label_smoothing']} must be from 0 to under 0.5: at"
-            " half, labels say nothing"
+            f"loss.label_smoothing={merged['label_smoothing']} must be at least 0 and below 0.5"
         )
     return found, merged

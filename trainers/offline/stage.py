@@ -228,7 +228,7 @@ def _refuse_used(settings: StageSettings, folder: Path, resume: bool) -> None:
         return
     if not resume:
         raise ConfigError(
-            f"{folder} holds a run already: go on with it by --resume, or choose another --out"
+            f"{folder} holds a run already: continue it with --resume, or choose another --out"
         )
     if path.read_text() != _text(settings):
         raise ConfigError(

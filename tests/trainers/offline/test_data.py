@@ -110,10 +110,10 @@ def test_labels_and_conversations() -> None:
     [
         ({"prompt": "Hi?", "chosen": YES, "rejected": YES}, "chosen equals rejected"),
         ({"prompt": "Hi?", "chosen": " ", "rejected": NO}, "chosen is empty"),
-        ({"prompt": "Hi?", "chosen": YES, "rejected": 3}, "a message is no object but int"),
+        ({"prompt": "Hi?", "chosen": YES, "rejected": 3}, "a message must be an object, not int"),
         ({"chosen": "A", "rejected": "B"}, "the prompt does not end with a message"),
-        ({"messages": [{"role": "robot", "content": "A"}]}, "role 'robot' is none of"),
-        ({"text": "A"}, "no form of data is known with the keys text"),
+        ({"messages": [{"role": "robot", "content": "A"}]}, "role 'robot' is not one of"),
+        ({"text": "A"}, "no known form of data has the keys text"),
         ({"prompt": "Hi?", "responses": [{"text": "A"}]}, "a response has no number"),
         (PAIR_FORMS["text"] | {"margin": math.nan}, "margin=nan must be a finite number"),
         (PAIR_FORMS["text"] | {"margin": "big"}, "margin='big' must be a finite number"),
@@ -137,7 +137,9 @@ def test_bad_rows_are_counted_with_their_lines(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{torn\n")
     with pytest.raises(UserError) as error:
         read_examples([path], "pairs")
-    assert "chosen equals rejected: the pair says nothing (4 rows: lines 1, 5, 6, …)" in str(error)
+    assert "chosen equals rejected: the pair teaches nothing (4 rows: lines 1, 5, 6, …)" in str(
+        error
+    )
     assert "not JSON (1 row: line 9)" in str(error) and "data.skip_bad_rows=true" in str(error)
     found, counts = read_examples([path], "pairs", skip_bad_rows=True)
     assert len(found) == 3 and counts.repeated == 1 and counts.rows == 8

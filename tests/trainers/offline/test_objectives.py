@@ -174,13 +174,13 @@ def test_orpo_is_finite_at_certainty() -> None:
     ("name", "options", "said"),
     [
         ("dop", {}, "objective='dop' is unknown: use one of dpo"),
-        ("dpo", {"gamma": 1.0}, "loss.gamma is no setting of objective 'dpo': it has beta"),
+        ("dpo", {"gamma": 1.0}, "loss.gamma is not a setting of objective 'dpo': it has beta"),
         ("dpo", {"beta": 0.0}, "loss.beta=0.0 must be above 0"),
         ("dpo", {"beta": math.inf}, "loss.beta=inf must be a finite number, 0 or more"),
         ("simpo", {"gamma": math.nan}, "loss.gamma=nan must be a finite number"),
         ("dpo_nll", {"nll_coef": -1.0}, "loss.nll_coef=-1.0 must be a finite number, 0 or more"),
         ("kto", {"desirable_weight": -1.0}, "loss.desirable_weight=-1.0 must be a finite"),
-        ("cdpo", {"label_smoothing": 0.5}, "loss.label_smoothing=0.5 must be from 0"),
+        ("cdpo", {"label_smoothing": 0.5}, "loss.label_smoothing=0.5 must be at least 0"),
     ],
 )
 def test_wrong_settings_are_named(name: str, options: dict[str, float], said: str) -> None:

@@ -209,7 +209,7 @@ def test_an_interrupted_stage_goes_on_and_ends_alike(
 
     with pytest.raises(KeyboardInterrupt):
         run_stage(settings, tmp_path / "cut", listen=stop)
-    with pytest.raises(ConfigError, match="go on with it by --resume"):
+    with pytest.raises(ConfigError, match="continue it with --resume"):
         run_stage(settings, tmp_path / "cut")
     again = run_stage(settings, tmp_path / "cut", resume=True)
     assert again["after"] == pytest.approx(whole["after"], abs=1e-6)
@@ -288,7 +288,7 @@ def test_the_program_runs_a_stage(
     found = last_json(capsys.readouterr().out)
     assert found["steps"] == 1 and Path(found["model"], "config.json").exists()
     assert app("train", config, "--out", tmp_path / "run") == 2
-    assert "go on with it by --resume" in capsys.readouterr().err
+    assert "continue it with --resume" in capsys.readouterr().err
     assert app("train", config, "--out", tmp_path / "b", "--set", "heads=3") == 2
     assert "did you mean 'reward.heads'?" in capsys.readouterr().err
     assert app("train", config, "--out", tmp_path / "b", "--plan") == 2
@@ -384,7 +384,7 @@ def test_a_recipe_hands_each_model_on_and_resumes_at_its_borders(
     ("old", "new", "said"),
     [
         ("{reward}", "{rewards}", "'{rewards}' names no earlier stage"),
-        ('name = "best"', 'name = "reward"', "give each a word of its own"),
+        ('name = "best"', 'name = "reward"', "give each a name of its own"),
         ("samples = 2", "episodes = 2", "setting 'episodes' is unknown"),
         ('stage = "preference"', "", "stage 'align' has no kind"),
         ("steps = 1\ndata", "stepz = 1\ndata", "'stepz' is unknown to every kind"),
