@@ -1,4 +1,4 @@
-"""How a served model is asked: limits of its server, what may be spent, and how it samples."""
+"""Options of a served model: rate limits, budgets and sampling."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OURS = (
     *("messages", "model", "tools", "stream", "n", "seed", "logprobs", "return_token_ids"),
     *("max_completion_tokens", "max_tokens", "temperature"),
 )
-"""What of a request the player itself decides."""
+"""Parameters of a request that the player sets."""
 
 
 class ServedOptions(BaseModel):
-    """Settings of a served model. A name that is none of these is a parameter of the request.
+    """Options of a served model. Any other name is a parameter of the request.
 
     So `ServedOptions(timeout_s=30, top_p=0.9)` sends `top_p` to the server, whatever it knows.
     """
@@ -26,23 +26,23 @@ class ServedOptions(BaseModel):
     model_config = STRICT | ConfigDict(extra="allow")
 
     timeout_s: float = Field(default=60.0, gt=0)
-    """How long one try may take."""
+    """Maximum duration of one try in seconds."""
     retries: int = Field(default=2, ge=0)
-    """Further tries after a broken connection, silence, or an answer 408, 409, 429 or 5xx."""
+    """Number of retries after a broken connection, silence, or an answer 408, 409, 429 or 5xx."""
     patience_s: float = Field(default=120.0, ge=0)
-    """How long one turn waits in all where the server asks for it (Retry-After); such waits are no
-    tries."""
+    """Maximum total wait of one turn, in seconds, when the server asks for it (Retry-After). These
+    waits do not count as tries."""
     concurrency: int = Field(default=0, ge=0)
-    """Requests at the same time; 0: as many as there are episodes."""
+    """Maximum number of simultaneous requests (0 = one per episode)."""
     requests_per_minute: int = Field(default=0, ge=0)
-    """Tries in any 60 s; 0: no limit."""
+    """Maximum number of tries in any 60 s (0 = no limit)."""
     tokens_per_minute: int = Field(default=0, ge=0)
-    """Tokens in any 60 s, prompts included, estimated before a try and corrected after it; 0: no
-    limit."""
+    """Maximum number of tokens in any 60 s, prompts included, estimated before a try and corrected
+    after it (0 = no limit)."""
     budget_tokens: int = Field(default=0, ge=0)
-    """No further episode begins once all together took so many tokens; 0: no limit."""
+    """Start no further episode once this many tokens are spent (0 = no limit)."""
     budget_usd: float = Field(default=0.0, ge=0)
-    """The same in US dollars; it needs prices. 0: no limit."""
+    """Start no further episode once this many US dollars are spent; needs prices (0 = no limit)."""
     tokens: bool = False
     """Ask for token ids and log-probabilities (vLLM, SGLang), so that episodes can be packed for
     training."""
@@ -66,7 +66,7 @@ class ServedOptions(BaseModel):
 
     @property
     def decisive(self) -> dict[str, JsonValue]:
-        """What of them a score depends on."""
+        """The parameters that a score depends on."""
         return self.sampling | ({"send_reasoning": True} if self.send_reasoning else {})
 
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.policies.options import ServedOptions
 from agentrl.settings import SettingRow, as_toml, describe
 from agentrl.trainers.algorithms.describe import describe_part, recipe_table
 from agentrl.trainers.algorithms.distillation import TeacherSettings
@@ -18,7 +19,9 @@ from agentrl.trainers.config import CriticSettings, TrainConfig
 from agentrl.trainers.offline.settings import StageSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = tuple(DOCS / f"{name}.md" for name in ("curriculum", "rlhf", "trainers", "training"))
+PAGES = tuple(
+    DOCS / f"{name}.md" for name in ("curriculum", "rlhf", "served", "trainers", "training")
+)
 _MARKED = re.compile(r"(<!-- table: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -83,6 +86,7 @@ TABLES = {
     "critic settings": lambda: setting_rows(describe(CriticSettings, "critic.")),
     "teacher settings": lambda: setting_rows(describe(TeacherSettings, "teacher.")),
     "stage settings": lambda: setting_rows(_stage_settings()),
+    "served options": lambda: setting_rows(describe(ServedOptions)),
     "run settings": lambda: setting_rows(_run_settings()),
     "curriculum settings": lambda: setting_rows(_curriculum_settings()),
 }
