@@ -57,13 +57,23 @@ def test_the_training_loop_is_quoted_from_the_file_that_runs() -> None:
     assert "optimizer.step()" in block and block.count("\n") >= 15
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPO).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [
-        target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
-    ]
-    local = [target for target in targets if target and "://" not in target]
-    assert not [target for target in local if not (page.parent / target).exists()]
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for target in targets:
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors_of(linked), target
 
 
 def test_programs_are_called_only_after_their_folder_is_activated() -> None:
