@@ -24,6 +24,7 @@ from agentrl.sandboxes.base import FileInfo, Sandbox, SandboxPool
 from agentrl.tools import check_call, clip_text
 from agentrl.trajectory import CallEvent, Counts
 from agentrl.types import BadCall, EndReason, Message, SandboxNeeds, TaskView, ToolCall
+from agentrl.waits import waiting
 
 
 def pool_for(env: ToolEnv, sandbox: str = "auto", size: int | None = None) -> Pool:
@@ -213,7 +214,8 @@ class Runner:
             self.env.sandbox = self._sandbox = None
 
     async def _answer(self, message: Message) -> Step:
-        step = await self.env.on_text(message)
+        with waiting("the environment's answer"):
+            step = await self.env.on_text(message)
         end = step.end or self.env.end_reason
         if end is None and not step.messages:
             raise ContractError(

@@ -23,6 +23,7 @@ from agentrl.aio import is_cancelled, run_in_thread
 from agentrl.calls import ToolResult, printable
 from agentrl.errors import ContractError, InfraError, NoSandbox
 from agentrl.types import BadCall, Effect, ToolCall, ToolSpec
+from agentrl.waits import waiting
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -257,10 +258,11 @@ class CheckedCall:
         """
         clock = asyncio.timeout(timeout_s)
         try:
-            async with clock:
-                if self.tool.arguments is None:
-                    return ToolResult(_text(await self.tool.function(self.values)))
-                return ToolResult(_text(await _invoke(self.tool.function, self.values)))
+            with waiting(f"tool {self.call.name!r}", timeout_s):
+                async with clock:
+                    if self.tool.arguments is None:
+                        return ToolResult(_text(await self.tool.function(self.values)))
+                    return ToolResult(_text(await _invoke(self.tool.function, self.values)))
         except (InfraError, NoSandbox):
             raise
         except asyncio.CancelledError as error:

@@ -22,6 +22,7 @@ from agentrl.sandboxes.base import (
     SandboxRole,
 )
 from agentrl.sandboxes.lease import Lease
+from agentrl.waits import waiting
 
 GRADER_MB = 4096
 RECYCLE_AFTER = 1000
@@ -173,10 +174,12 @@ class Pool:
         fresh = isolation == "fresh" or bool(permitted)
         self.tell()
         slots = await self._slots_of(role)
-        await slots.free.acquire()
+        with waiting(f"a free sandbox for the {role}"):
+            await slots.free.acquire()
         opening = self._start(self._obtain(slots, fresh, permitted))
         try:
-            slot = await asyncio.shield(opening)
+            with waiting(f"a sandbox for the {role} to start"):
+                slot = await asyncio.shield(opening)
         except BaseException as error:
             opening.add_done_callback(lambda task: self._unclaimed(task, slots, permitted))
             if isinstance(error, SandboxLost):  # nobody was in it yet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,8 @@ from agentrl.trainers.rounds import Round, Rounds, pack_round, with_greedy
 from agentrl.trainers.tasks import RunTasks
 from agentrl.trajectory import Episode
 from agentrl.types import Message
+from agentrl.waits import FOLDER as WAITS
+from agentrl.waits import Owner, owned_by, report_waits, waiting
 
 EngineFactory = Callable[..., Engine]
 PROBE = "How many letters has the word agent?"
@@ -181,6 +183,7 @@ class Run:
             self._rounds = self._open_rounds()
             self.folder.open(self.config)  # last: a part that is missing leaves it untouched
             self.spec.write(path)
+            self._parts.enter_context(report_waits(path, "trainer"))
             self._parts.callback(self.folder.close)
             self._seen_prompts |= self.folder.played_prompts()
             self.parity.confirm(self.learner.version)
@@ -199,7 +202,8 @@ class Run:
 
     def play(self, number: int) -> Round:
         """Play one round."""
-        return self._rounds.play(number)
+        with self._waiting("episodes of its round", number):
+            return self._rounds.play(number)
 
     def pack(self, played: Round) -> TokenBatch:
         """Pack a round as one batch, with recorded and greedy episodes if the recipe wants them."""
@@ -220,14 +224,16 @@ class Run:
         self.parity.confirm_if_restarted(self.learner.version)
         if not self.config.staleness:
             self.engine.pause()  # nothing is in flight: an engine that can sleep frees its memory
-        return self.learner.step(batch, number)
+        with self._waiting("its update", number):
+            return self.learner.step(batch, number)
 
     def sync(self) -> dict[str, float]:
         """Hand the learner's weights to the engine and confirm that it has them."""
         version = self.learner.version
-        self.rollouts.sync(self.learner.weights(), version)
-        self.engine.resume()
-        return self.parity.confirm(version)
+        with self._waiting("the engine to take its weights", version):
+            self.rollouts.sync(self.learner.weights(), version)
+            self.engine.resume()
+            return self.parity.confirm(version)
 
     def describe(self, played: Round) -> dict[str, float]:
         """Return the metrics of what was played; record choices and samples for readers."""
@@ -257,7 +263,8 @@ class Run:
         self.events.on_phase(f"evaluation after round {rounds}", len(tasks) * size)
         price = self._price_of_side_effects()
         work = Dispatch(rounds, "eval", group_size=size, side_effect_price=price)
-        groups = self.rollouts.dispatch(tasks, work).gather()
+        with self._waiting("episodes of an evaluation", rounds):
+            groups = self.rollouts.dispatch(tasks, work).gather()
         episodes = [episode for group in groups for episode in group.episodes]
         summary = summarize(episodes, settings.ks)
         self.events.on_evaluation({"step": rounds, **summary})
@@ -274,7 +281,8 @@ class Run:
 
     def save(self, number: int) -> None:
         """Write the checkpoint from which round `number` begins."""
-        self.folder.save(number, self._write_state)
+        with self._waiting("its checkpoint", number):
+            self.folder.save(number, self._write_state)
 
     def close(self) -> None:
         """End sandboxes, threads and files; safe to call twice."""
@@ -351,7 +359,10 @@ class Run:
             sampling=self._sampling,
             group_size=config.group_size,
             concurrency=self._concurrency,
+            folder=self.folder.path,
         )
+        report = self.folder.path / WAITS / "rollouts.json"
+        self._parts.callback(report.unlink, missing_ok=True)  # a killed child leaves it
         rollouts = ChildRollouts(plan, on_episode=self._on_episode, log=log)
         self._parts.callback(rollouts.close)
         self.rollouts, self.engine = rollouts, rollouts.engine
@@ -411,6 +422,11 @@ class Run:
         return rounds
 
     # --- what happens
+
+    @contextmanager
+    def _waiting(self, what: str, number: int) -> Iterator[None]:
+        with owned_by(Owner("trainer", number)), waiting(what):
+            yield
 
     def _warn(self, sentence: str) -> None:
         self.events.on_warning(sentence)

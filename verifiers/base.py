@@ -17,6 +17,7 @@ from agentrl.aio import is_cancelled
 from agentrl.errors import ContractError, InfraError, VerifierError
 from agentrl.sandboxes.base import Isolation, Sandbox, SandboxNeed, SandboxPool, SandboxRole
 from agentrl.types import EndReason, Message, Score, Task
+from agentrl.waits import waiting
 
 _PACKAGE = Path(agentrl.__file__).parent
 _ROOMS = ("envs", "sandboxes", "verifiers", "trainers")  # links, where it runs from its repository
@@ -85,8 +86,9 @@ async def grade(verifier: Verifier, submission: Submission, timeout_s: float = G
     what = f"task {submission.task.id}"
     clock = asyncio.timeout(timeout_s)
     try:
-        async with clock:
-            score = await verifier(_timed(submission, clock))
+        with waiting("the verifier", timeout_s):
+            async with clock:
+                score = await verifier(_timed(submission, clock))
     except (InfraError, ContractError):
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as cause:

@@ -36,6 +36,7 @@ from agentrl.cli import (
     suite,
     train,
     view,
+    why,
 )
 from agentrl.errors import AgentRLError, UserError
 from agentrl.records.plain import plain
@@ -65,6 +66,7 @@ app.command()(train.train)
 app.command()(recipes.recipes)
 app.command()(regrade.regrade)
 app.command()(view.view)
+app.command()(why.why)
 app.command()(serve.serve)
 app.add_typer(reward.app, name="reward")
 app.add_typer(images.app, name="images")

@@ -24,6 +24,7 @@ from agentrl.engines.base import HISTORY_MB, Generation, Sampling, Weights, refu
 from agentrl.engines.growing import Histories, History
 from agentrl.engines.routing import RoutingNotes, narrowest, noted_routing, refuse_unroutable
 from agentrl.errors import EngineAborted, EngineError
+from agentrl.waits import Owner, owned_by, waiting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -215,8 +216,10 @@ class TransformersEngine:
             for _, alike in groupby(self._begun, key=lambda request: _batch_order(request)[0]):
                 rows = list(alike)
                 for start in range(0, len(rows), self._max_batch):
-                    while self._paused:
-                        await asyncio.sleep(_PAUSE_S)
+                    if self._paused:
+                        with owned_by(Owner("engine")), waiting("the end of its pause"):
+                            while self._paused:
+                                await asyncio.sleep(_PAUSE_S)
                     await self._answer(rows[start : start + self._max_batch])
 
     async def _answer(self, rows: list[_Request]) -> None:
@@ -225,9 +228,10 @@ class TransformersEngine:
         if not rows:
             return
         try:
-            results = await asyncio.get_running_loop().run_in_executor(
-                self._worker, self._sample, rows
-            )
+            with owned_by(Owner("engine")), waiting(f"a batch of {len(rows)} requests"):
+                results = await asyncio.get_running_loop().run_in_executor(
+                    self._worker, self._sample, rows
+                )
         except Exception as cause:  # noqa: BLE001 - handed to the request that waits for it
             for request in rows if len(rows) > 1 else ():
                 await self._answer([request])

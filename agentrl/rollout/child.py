@@ -24,7 +24,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
@@ -48,6 +48,7 @@ from agentrl.rollout.rollouts import Dispatch, Handle, Rollouts, without_content
 from agentrl.specs import RunSpec
 from agentrl.trajectory import Episode, Group
 from agentrl.types import Task
+from agentrl.waits import report_waits
 
 if TYPE_CHECKING:
     from agentrl.engines.own_process.handover import TensorPlace
@@ -73,6 +74,7 @@ class ChildPlan:
         sampling: how the policy samples.
         group_size: episodes per task.
         concurrency: episodes that play at the same time.
+        folder: run folder in which the child reports what it waits for; None: nowhere.
     """
 
     spec: RunSpec
@@ -82,6 +84,7 @@ class ChildPlan:
     sampling: Sampling
     group_size: int
     concurrency: int
+    folder: Path | None = None
 
     def open(self, on_episode: Callable[[Episode], None]) -> tuple[Rollouts, Engine]:
         """Build the rollouts and their engine."""
@@ -369,13 +372,14 @@ class _Child:
             self._send(number, portable(error))
             return
         self._send(number, self._engine.context_length)
-        while True:
-            try:
-                packet = self._pipe.recv()
-            except (EOFError, OSError):  # nobody is left to play for
-                return
-            for number, name, *arguments in packet:
-                self._begin(number, name, arguments)
+        with report_waits(plan.folder, "rollouts") if plan.folder else nullcontext():
+            while True:
+                try:
+                    packet = self._pipe.recv()
+                except (EOFError, OSError):  # nobody is left to play for
+                    return
+                for number, name, *arguments in packet:
+                    self._begin(number, name, arguments)
 
     def _begin(self, number: int | None, name: str, arguments: Sequence[Any]) -> None:
         """Do something without waiting for it; dispatches keep the order in which they came."""

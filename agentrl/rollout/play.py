@@ -35,6 +35,7 @@ from agentrl.specs import RunSpec, VerifierSpec
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import EndReason, Message, Score, Task, ToolCall
 from agentrl.verifiers.base import Submission, grade, where_raised
+from agentrl.waits import Owner, owned_by, waiting
 
 _SAMPLING = (TokenPolicy, ServedPolicy, Continued, Witness)
 """Policies that sample from a model, whose errors may come from the model's text, and the witness.
@@ -175,6 +176,16 @@ async def play(
         UserError: the environment or the task is wrong for every episode alike, or the policy is
             the user's own code and has a bug.
     """
+    with owned_by(owner_of(key)):
+        return await _play(setting, task, key, version)
+
+
+def owner_of(key: EpisodeKey) -> Owner:
+    """Who waits, in an episode."""
+    return Owner(f"task {key.task!r} sample {key.sample}", key.round, key.phase)
+
+
+async def _play(setting: Setting, task: Task, key: EpisodeKey, version: int | None) -> Episode:
     try:
         progress = _Progress(setting.build_env())
     except UserError:
@@ -312,12 +323,13 @@ async def _converse(
     env, history, player = progress.env, progress.history, progress.player
     assert player is not None
     async with boundary(ToolFault, f"{env.id}: reset"):
-        history += await progress.runner.reset(
-            task.view(),
-            seed=derive_seed(setting.seed, key.task, key.round),
-            sandbox=sandbox,
-            guard=setting.guard() if setting.guard else None,
-        )
+        with waiting("the environment's reset", env.limits.wall_s):
+            history += await progress.runner.reset(
+                task.view(),
+                seed=derive_seed(setting.seed, key.task, key.round),
+                sandbox=sandbox,
+                guard=setting.guard() if setting.guard else None,
+            )
     progress.opening, progress.begun = len(history), True
     while True:
         progress.acting = True
@@ -349,8 +361,10 @@ async def _ask(
         EngineError: sampling failed.
     """
     ours = isinstance(policy, _SAMPLING)
+    awaited = "the engine" if isinstance(policy, TokenPolicy) else f"policy {policy.name!r}"
     try:
-        turn = await player.act(history, env.tools)
+        with waiting(awaited):
+            turn = await player.act(history, env.tools)
         if not ours:
             _check_turn(turn)
     except (AgentRLError, asyncio.CancelledError):
