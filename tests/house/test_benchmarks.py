@@ -102,3 +102,11 @@ def test_a_row_without_a_sandbox_runs(name: str, monkeypatch: pytest.MonkeyPatch
         if hasattr(module, setting):
             monkeypatch.setattr(module, setting, 2)
     check_rows(module.measure())
+
+
+@pytest.mark.long
+def test_the_row_of_asynchronous_training_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import async_speedup
+
+    monkeypatch.setenv("AGENTRL_BENCH_LEAST_S", "0.002")
+    check_rows(async_speedup.measure(steps=3))
