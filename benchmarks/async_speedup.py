@@ -26,7 +26,7 @@ from agentrl.trainers.run import Run
 from benchmarks.parts import slow_tools
 from benchmarks.row import Row
 
-TASKS, GROUP, STEPS = 8, 8, 12
+TASKS, GROUP, STEPS = 8, 8, 24
 
 
 def measure(steps: int = STEPS) -> Sequence[Row]:

@@ -27,6 +27,7 @@ from agentrl.cli import (
     export,
     images,
     label,
+    plan,
     policy,
     profile,
     recipes,
@@ -67,6 +68,7 @@ app.command()(recipes.recipes)
 app.command()(regrade.regrade)
 app.command()(view.view)
 app.command()(why.why)
+app.command()(plan.plan)
 app.command()(serve.serve)
 app.add_typer(reward.app, name="reward")
 app.add_typer(images.app, name="images")

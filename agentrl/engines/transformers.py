@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -120,6 +121,7 @@ class TransformersEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="agentrl-sampler")
+        self._sampled_s = 0.0
 
     @property
     def tells_routing(self) -> bool:
@@ -194,6 +196,11 @@ class TransformersEngine:
             if not request.reply.done():
                 request.reply.set_exception(EngineAborted("the request was aborted"))
 
+    def metrics(self) -> dict[str, float]:
+        """`time/engine_s`: seconds of sampling since the last call."""
+        seconds, self._sampled_s = self._sampled_s, 0.0
+        return {"time/engine_s": seconds}
+
     async def close(self) -> None:
         """End the sampling thread; safe to call twice."""
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -228,10 +235,12 @@ class TransformersEngine:
         if not rows:
             return
         try:
+            started = time.perf_counter()
             with owned_by(Owner("engine")), waiting(f"a batch of {len(rows)} requests"):
                 results = await asyncio.get_running_loop().run_in_executor(
                     self._worker, self._sample, rows
                 )
+            self._sampled_s += time.perf_counter() - started
         except Exception as cause:  # noqa: BLE001 - handed to the request that waits for it
             for request in rows if len(rows) > 1 else ():
                 await self._answer([request])
