@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from agentrl.engines.loading import load_model, load_tokenizer
+from agentrl.evaluation.forecast import forecast, read_times
 from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.trainers.config import check_config
 from agentrl.trainers.loop import train
@@ -44,6 +45,8 @@ def measure(steps: int = STEPS) -> Sequence[Row]:
             metrics = read_metrics(run / "metrics.jsonl")
             worst[staleness] = max(row.get("staleness/max", 0.0) for row in metrics)
             _check_every_draw_trained(run, steps)
+        times = read_times(Path(folder) / "staleness-0")
+        predicted = {row.staleness: row.speedup for row in forecast(times, (1, 2))}
     episodes = steps * TASKS * GROUP
     rate = {staleness: episodes / seconds for staleness, seconds in wall_s.items()}
     return [
@@ -55,7 +58,8 @@ def measure(steps: int = STEPS) -> Sequence[Row]:
             "episodes/s",
             1,
             "at least 2" if staleness == 2 else "at least 1.6",
-            f"max_staleness={staleness}, worst seen {worst[staleness]:g}; {steps} steps of"
+            f"max_staleness={staleness}, worst seen {worst[staleness]:g}; `agentrl plan` predicts"
+            f" {predicted[staleness]:.2f} from the synchronous run; {steps} steps of"
             f" {TASKS} × {GROUP} episodes; every episode that was drawn is trained",
         )
         for staleness in (2, 1)
