@@ -33,7 +33,7 @@ _MOST = 200
 
 
 @dataclass(frozen=True)
-class Owner:
+class Waiter:
     """Who waits.
 
     Attributes:
@@ -58,14 +58,14 @@ class Wait:
         deadline_s: seconds after which something ends it; None for no such limit.
     """
 
-    owner: Owner
+    owner: Waiter
     what: str
     since: float
     deadline_s: float | None
 
 
-_TRAINER = Owner("trainer")
-_owner: ContextVar[Owner] = ContextVar("agentrl_owner", default=_TRAINER)
+_TRAINER = Waiter("trainer")
+_owner: ContextVar[Waiter] = ContextVar("agentrl_owner", default=_TRAINER)
 _numbers = count()
 # Filled and emptied from several threads; adding or removing one key is atomic.
 _current: dict[int, Wait] = {}
@@ -91,7 +91,7 @@ class waiting:
 
 
 @contextmanager
-def owned_by(owner: Owner) -> Iterator[None]:
+def owned_by(owner: Waiter) -> Iterator[None]:
     """Name who waits inside the block, in this task and those that it starts."""
     token = _owner.set(owner)
     try:

@@ -42,7 +42,7 @@ from agentrl.trainers.tasks import RunTasks
 from agentrl.trajectory import Episode
 from agentrl.types import Message
 from agentrl.waits import FOLDER as WAITS
-from agentrl.waits import Owner, owned_by, report_waits, waiting
+from agentrl.waits import Waiter, owned_by, report_waits, waiting
 
 EngineFactory = Callable[..., Engine]
 PROBE = "How many letters has the word agent?"
@@ -425,7 +425,7 @@ class Run:
 
     @contextmanager
     def _waiting(self, what: str, number: int) -> Iterator[None]:
-        with owned_by(Owner("trainer", number)), waiting(what):
+        with owned_by(Waiter("trainer", number)), waiting(what):
             yield
 
     def _warn(self, sentence: str) -> None:

@@ -25,7 +25,7 @@ from agentrl.engines.base import HISTORY_MB, Generation, Sampling, Weights, refu
 from agentrl.engines.growing import Histories, History
 from agentrl.engines.routing import RoutingNotes, narrowest, noted_routing, refuse_unroutable
 from agentrl.errors import EngineAborted, EngineError
-from agentrl.waits import Owner, owned_by, waiting
+from agentrl.waits import Waiter, owned_by, waiting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -224,7 +224,7 @@ class TransformersEngine:
                 rows = list(alike)
                 for start in range(0, len(rows), self._max_batch):
                     if self._paused:
-                        with owned_by(Owner("engine")), waiting("the end of its pause"):
+                        with owned_by(Waiter("engine")), waiting("the end of its pause"):
                             while self._paused:
                                 await asyncio.sleep(_PAUSE_S)
                     await self._answer(rows[start : start + self._max_batch])
@@ -236,7 +236,7 @@ class TransformersEngine:
             return
         try:
             started = time.perf_counter()
-            with owned_by(Owner("engine")), waiting(f"a batch of {len(rows)} requests"):
+            with owned_by(Waiter("engine")), waiting(f"a batch of {len(rows)} requests"):
                 results = await asyncio.get_running_loop().run_in_executor(
                     self._worker, self._sample, rows
                 )

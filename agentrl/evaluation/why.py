@@ -20,7 +20,7 @@ SILENT_S = 10 * REPORT_S
 
 
 @dataclass(frozen=True)
-class Link:
+class WaitLink:
     """One link of the chain.
 
     Attributes:
@@ -51,7 +51,7 @@ class Chain:
         others: what the other episodes wait for -> how many do.
     """
 
-    links: Sequence[Link]
+    links: Sequence[WaitLink]
     problem: str = ""
     others: Mapping[str, int] | None = None
 
@@ -108,7 +108,7 @@ def _is_wanted(row: Mapping[str, Any], trainer: Mapping[str, Any]) -> bool:
 
 def _links_of_engine(
     rollouts: Mapping[str, Any], oldest: Mapping[str, Any], now: float
-) -> list[Link]:
+) -> list[WaitLink]:
     """What the engine itself waits for, where an episode waits for it."""
     if "engine" not in oldest["what"]:
         return []
@@ -116,14 +116,14 @@ def _links_of_engine(
     return [_link(row, now) for row in own[:1]]
 
 
-def _links(report: Mapping[str, Any], now: float) -> list[Link]:
+def _links(report: Mapping[str, Any], now: float) -> list[WaitLink]:
     return [_link(row, now) for row in report["waits"] if row["owner"]["name"] == "trainer"]
 
 
-def _link(row: Mapping[str, Any], now: float) -> Link:
+def _link(row: Mapping[str, Any], now: float) -> WaitLink:
     seconds = now - float(row["since"])
     limit = row["deadline_s"]
-    return Link(
+    return WaitLink(
         row["owner"]["name"], row["what"], seconds, None if limit is None else limit - seconds
     )
 

@@ -35,7 +35,7 @@ from agentrl.specs import RunSpec, VerifierSpec
 from agentrl.trajectory import Episode, EpisodeKey
 from agentrl.types import EndReason, Message, Score, Task, ToolCall
 from agentrl.verifiers.base import Submission, grade, where_raised
-from agentrl.waits import Owner, owned_by, waiting
+from agentrl.waits import Waiter, owned_by, waiting
 
 _SAMPLING = (TokenPolicy, ServedPolicy, Continued, Witness)
 """Policies that sample from a model, whose errors may come from the model's text, and the witness.
@@ -180,9 +180,9 @@ async def play(
         return await _play(setting, task, key, version)
 
 
-def owner_of(key: EpisodeKey) -> Owner:
+def owner_of(key: EpisodeKey) -> Waiter:
     """Who waits, in an episode."""
-    return Owner(f"task {key.task!r} sample {key.sample}", key.round, key.phase)
+    return Waiter(f"task {key.task!r} sample {key.sample}", key.round, key.phase)
 
 
 async def _play(setting: Setting, task: Task, key: EpisodeKey, version: int | None) -> Episode:

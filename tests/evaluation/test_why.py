@@ -23,13 +23,13 @@ from agentrl.sandboxes import open_pool
 from agentrl.trainers.loop import train
 from agentrl.trainers.run import Run
 from agentrl.types import Task, ToolCall
-from agentrl.waits import FOLDER, Owner, current_waits, owned_by, report_waits, waiting
+from agentrl.waits import FOLDER, Waiter, current_waits, owned_by, report_waits, waiting
 
 ENVS = Path(__file__).parents[1] / "support" / "hanging_envs.py"
 
 
 def test_a_wait_is_seen_as_long_as_it_lasts():
-    with owned_by(Owner("x", 3)), waiting("the bus", 60):
+    with owned_by(Waiter("x", 3)), waiting("the bus", 60):
         (wait,) = [wait for wait in current_waits() if wait.what == "the bus"]
         assert (wait.owner.name, wait.owner.round, wait.deadline_s) == ("x", 3, 60)
     assert not [wait for wait in current_waits() if wait.what == "the bus"]
