@@ -38,13 +38,13 @@ class ChatSettings(BaseModel):
     parser: ParserName = "auto"
     """Tool-call format; "auto": the one in which the model's chat template writes calls."""
     on_rewrite: Literal["branch", "keep", "refuse"] = "branch"
-    """Where the template changes earlier turns: open a new branch, append nevertheless, or stop."""
+    """If the template changes earlier turns: open a new branch, append anyway, or stop."""
     tool_role: Literal["auto", "tool", "user"] = "auto"
-    """Role of tool results; "auto": "user" where the template has none for them."""
+    """Role of tool results; "auto": "tool", or "user" if the template has no such role."""
     template_options: dict[str, Any] = {}
     """Variables of the chat template: `{enable_thinking = false}`."""
     template: str = ""
-    """A shipped chat template or a jinja file, in place of the model's own; empty: its own."""
+    """Chat template to use: `chatml`, `plain` or a jinja file (empty = the model's own)."""
 
     def found(self, chat: Chat) -> ChatSettings:
         """These settings with what "auto" became."""

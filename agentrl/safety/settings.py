@@ -8,14 +8,16 @@ from agentrl.settings import STRICT
 
 
 class SafetySettings(BaseModel):
-    """What stands around the tool calls of a run, and what side effects cost."""
+    """The policy around the tool calls of a run, and the price of side effects."""
 
     model_config = STRICT
 
     policy: str = ""
-    """Shipped name (read-only, work-area, no-irreversible, lockdown), TOML file or file.py:NAME."""
+    """Policy around tool calls: a shipped name (read-only, work-area, no-irreversible, lockdown), a
+    TOML file or file.py:NAME."""
     penalty: float = Field(default=0.0, ge=0, le=1)
-    """Taken off the reward of an episode with a side effect; whether it passed stays."""
+    """Subtracted from the reward of an episode with a side effect; whether it passed is unchanged."""
     at_most: float = Field(default=1.0, ge=0, le=1)
-    """Share of episodes with side effects that is allowed; below 1 the penalty is a multiplier
-    between 0 and 2 that holds the rate of each round under it; `penalty` is where it begins."""
+    """Allowed share of episodes with side effects. Below 1, the price is a multiplier between 0 and
+    2 that rises while more episodes have them and falls while fewer do; `penalty` is the start of
+    its slow part (1 if unset)."""
