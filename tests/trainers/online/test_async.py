@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import process, wait_for
 from run_cases import run, settings
 from scripted_rounds import LOST, WON, Scripted
 from transformers import AutoModelForCausalLM
@@ -22,11 +28,13 @@ from agentrl.records.files import iter_episodes, read_metrics
 from agentrl.rollout.child import ChildPlan, ChildRollouts
 from agentrl.specs import EnvSpec, RunSpec
 from agentrl.trainers.algorithms.recipes import recipe
+from agentrl.trainers.config import write_config
 from agentrl.trainers.folder import latest_checkpoint
 from agentrl.trainers.learner import recipe_of
 from agentrl.trainers.loop import train
 from agentrl.trainers.rounds import Rounds
 from agentrl.trainers.run import Run
+from agentrl.waits import FOLDER
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -159,3 +167,35 @@ def test_what_the_child_cannot_build_is_raised_here(model, tmp_path):
     with pytest.raises(ConfigError) as refused:
         ChildRollouts(plan, log=tmp_path / "rollouts.log")
     assert any("process that plays the episodes" in note for note in refused.value.__notes__)
+
+
+@pytest.mark.long
+def test_killed_at_random_points_each_key_is_trained_once(model, tmp_path):
+    """The trainer or its child is killed three times; the last start goes on to the end."""
+    chance, folder = random.Random(0), tmp_path / "x"
+    config = settings(model, mode="async", deterministic=False, steps=40, eval_every=0)
+    write_config(config, tmp_path / "config.toml")
+    words = [sys.executable, "-m", "agentrl.cli", "train", str(tmp_path / "config.toml")]
+    words += ["--out", str(folder), "--resume"]
+    for victim in ("trainer", "rollouts", "trainer"):
+        report = folder / FOLDER / f"{victim}.json"
+        report.unlink(missing_ok=True)
+        before = len(history(folder))
+        with process(*words, stderr=subprocess.DEVNULL) as trainer:
+            wait_for(lambda: report.exists() and len(history(folder)) > before)  # noqa: B023
+            time.sleep(chance.uniform(0, 0.3))
+            pid = json.loads(report.read_text())["pid"] if report.exists() else trainer.pid
+            os.kill(pid, signal.SIGKILL)
+            trainer.wait(60)
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in history(folder)] == list(range(1, 41))
+    assert max(row.get("staleness/max", 0) for row in history(folder)) <= 2
+    episodes = list(iter_episodes(folder / "episodes.jsonl"))
+    keys = [e.key._replace(attempt=0) for e in episodes if e.key.phase == "train"]
+    assert len(set(keys)) == 40 * 4 * 4
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    path = folder / "metrics.jsonl"
+    return read_metrics(path) if path.exists() else []
