@@ -7,7 +7,7 @@ methods"):
 
     λ = clip(I + P · max(0, u − at_most), 0, MOST),    I ← clip(I + η (u − at_most), 0, MOST)
 
-where u is the upper end of Wilson's 95 % bound (one-sided) on the rate of the round: its rate is a
+where u is the one-sided 95 % upper bound on the rate of the round, clustered by task: its rate is a
 sample, so staying under the bound needs a distance from it. Before the first round nothing is
 known, so λ is `MOST`, and I is the penalty that is set, else 1.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agentrl.evaluation.stats import wilson_ci
+from agentrl.evaluation.stats import LEVEL, clustered_ci, rate_ci
 from agentrl.safety.settings import SafetySettings
 from agentrl.specs import HIGHEST_PRICE
 from agentrl.trajectory import Group
@@ -28,6 +28,9 @@ GAIN = 10.0
 """P: one that is 0.1 too high takes 1 more off the reward in the very next round."""
 MOST = HIGHEST_PRICE
 """What the multiplier never exceeds; over 1, a success by a side effect is worse than a failure."""
+
+_TWO_SIDED = 2 * LEVEL - 1
+"""The level of a two-sided interval whose upper end is a one-sided bound of level `LEVEL`."""
 
 
 class SideEffectPrice:
@@ -46,35 +49,36 @@ class SideEffectPrice:
         if self.is_bound:
             self.value, self.integral = state or (MOST, self.integral)
 
-    def warning(self, episodes: int) -> str:
-        """A sentence if rounds of this size can never be seen to respect the bound, so that the
-        multiplier only rises; else "".
+    def warning(self, tasks: int) -> str:
+        """A sentence if rounds of this number of tasks can never be seen to respect the bound, so
+        that the multiplier only rises; else "".
         """
-        least = wilson_ci(0, episodes, level=0.9)[1]
+        least = rate_ci([0] * tasks, level=_TWO_SIDED)[1]
         if not self.is_bound or self._at_most >= least:
             return ""
-        said = f"safety.at_most={self._at_most:g}: of {episodes} episodes a round"
         more = ""
         if self._at_most:
-            square = episodes * least / (1 - least)  # z²: the bound at none of n is z²/(n + z²)
-            needed = math.ceil(square * (1 - self._at_most) / self._at_most)
-            more = f", or play at least {needed} (tasks_per_step · group_size)"
+            needed = math.ceil(math.log(1 - LEVEL) / math.log(1 - self._at_most))
+            more = f", or play at least {needed} (tasks_per_step)"
         return (
-            f"{said} without any side effect the upper bound is {least:.3f}, so the penalty only"
-            f" rises, up to {MOST:g}: set at_most above {least:.3f}{more}"
+            f"safety.at_most={self._at_most:g}: of {tasks} tasks a round without any side effect"
+            f" the upper bound is {least:.3f}, so the penalty only rises, up to {MOST:g}: set"
+            f" at_most above {least:.3f}{more}"
         )
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Move the multiplier by the measured episodes that had side effects."""
         measured = [
-            bool(episode.side_effects)
+            episode
             for group in groups
             for episode in group.episodes
             if episode.side_effects is not None and episode.reward is not None
         ]
         if not self.is_bound or not measured:
             return
-        excess = wilson_ci(sum(measured), len(measured), level=0.9)[1] - self._at_most
+        tasks = [episode.task.id for episode in measured]
+        hits = [bool(episode.side_effects) for episode in measured]
+        excess = clustered_ci(tasks, hits, level=_TWO_SIDED)[1] - self._at_most
         self.integral = _clip(self.integral + STEP_SIZE * excess)
         self.value = _clip(self.integral + GAIN * max(0.0, excess))
 

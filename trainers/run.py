@@ -305,7 +305,7 @@ class Run:
         price = SideEffectPrice(config.safety, state.get("multiplier"))
         if not price.is_set:
             return None
-        if sentence := price.warning(config.tasks_per_step * config.group_size):
+        if sentence := price.warning(config.tasks_per_step):
             self._warn(sentence)
         if state and price.is_bound and "multiplier" not in state:
             self._warn(

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from agentrl.evaluation.stats import Paired as Paired
     from agentrl.evaluation.stats import PassAt as PassAt
     from agentrl.evaluation.stats import best_of_k as best_of_k
-    from agentrl.evaluation.stats import bootstrap_ci as bootstrap_ci
     from agentrl.evaluation.stats import majority_of_k as majority_of_k
     from agentrl.evaluation.stats import paired as paired
     from agentrl.evaluation.stats import pass_at as pass_at
     from agentrl.evaluation.stats import pass_at_k as pass_at_k
     from agentrl.evaluation.stats import pass_hat_k as pass_hat_k
     from agentrl.evaluation.stats import rate_ci as rate_ci
-    from agentrl.evaluation.stats import wilson_ci as wilson_ci
     from agentrl.evaluation.summary import summarize as summarize
     from agentrl.evaluation.summary import summary_lines as summary_lines
     from agentrl.evaluation.summary import task_counts as task_counts
@@ -50,14 +48,12 @@ else:
                 "PassAt",
                 "Paired",
                 "best_of_k",
-                "bootstrap_ci",
                 "majority_of_k",
                 "paired",
                 "pass_at",
                 "pass_at_k",
                 "pass_hat_k",
                 "rate_ci",
-                "wilson_ci",
             ),
             "summary": (
                 "summarize",

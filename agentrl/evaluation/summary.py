@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, get_args
 from agentrl.calls import ErrorKind
 from agentrl.evaluation.stats import (
     best_of_k,
+    clustered_ci,
     majority_of_k,
     pass_hat_k,
     pass_over_tasks,
-    rate_ci,
     too_few_samples,
 )
 from agentrl.trajectory import Episode
@@ -96,16 +96,6 @@ def task_counts(episodes: Iterable[Episode]) -> dict[str, tuple[int, int]]:
         n, c = counts.get(episode.task.id, (0, 0))
         counts[episode.task.id] = (n + (episode.passed is not None), c + (episode.passed is True))
     return counts
-
-
-def clustered_ci(tasks: Iterable[str], hits: Iterable[bool]) -> tuple[float, float]:
-    """`stats.rate_ci` of a share of episodes, given the task and the outcome of each."""
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for task, hit in zip(tasks, hits, strict=True):
-        counts[task][0] += hit
-        counts[task][1] += 1
-    hits_T, trials_T = zip(*counts.values(), strict=True)
-    return rate_ci(hits_T, trials_T)
 
 
 def count_side_effects(episodes: Sequence[Episode]) -> dict[str, Any] | None:

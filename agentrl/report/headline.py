@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from agentrl.evaluation.stats import TaskCounts, paired
 from agentrl.report.charts import interval_svg
 
 
 def headline(
-    metrics: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]],
+    evaluation: Mapping[str, Any],
+    evaluations: Mapping[int, TaskCounts],
 ) -> dict[str, Any] | None:
     """Held-out pass@1 before and after, each (value, low, high); and all other pass@k of
-    `eval.json`.
+    `eval.json`. The interval of the change is that of `agentrl compare`.
+
+    Args:
+        evaluations: round -> counts of the held-out tasks, of every evaluation whose episodes are
+            recorded.
     """
     points = [
         (
@@ -37,7 +43,6 @@ def headline(
     if not points:
         return None
     before, after = (_interval(points[0]) if len(points) > 1 else None), _interval(points[-1])
-    is_measured = all(is_number(end) for point in (points[0], points[-1]) for end in point[1:3])
     final = summaries[-1] if summaries else evaluation
     return {
         "before": before,
@@ -45,7 +50,7 @@ def headline(
         "before_at": points[0][3],
         "after_at": points[-1][3],
         "change": after[0] - before[0] if before else None,
-        "change_ci95": _interval_of_change(before, after) if before and is_measured else None,
+        "change_ci95": _interval_of_change(evaluations) if before else None,
         "svg": Markup(interval_svg(before, after)),
         "others": {
             k: value
@@ -68,16 +73,19 @@ def _interval(point: Sequence[Any]) -> tuple[float, float, float]:
 
 
 def _interval_of_change(
-    before: tuple[float, float, float], after: tuple[float, float, float]
-) -> tuple[float, float]:
-    """95 % interval of a difference of two shares, each (value, low, high), as if their tasks were
-    drawn apart: Newcombe 1998, method 10. For the same tasks it is on the safe side, where one
-    policy's solved tasks tend to be the other's.
-    """
-    (old, old_low, old_high), (new, new_low, new_high) = before, after
-    change = new - old
-    low = change - math.hypot(new - new_low, old_high - old)
-    return low, change + math.hypot(new_high - new, old - old_low)
+    evaluations: Mapping[int, TaskCounts],
+) -> tuple[float, float] | None:
+    """95 % interval of the change from the first evaluation to the last, by their common tasks."""
+    if len(evaluations) < 2:
+        return None
+    first, last = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    shared = sorted(first.keys() & last.keys())
+    if not shared:
+        return None
+    before_T, after_T = (
+        [each[task][1] / each[task][0] for task in shared] for each in (first, last)
+    )
+    return paired(before_T, after_T).ci95
 
 
 def is_number(value: Any) -> bool:

@@ -69,7 +69,7 @@ def write_report(run_dir: str | Path, tokenizer: viewer.TokenDecoder | None = No
         "report.html.j2",
         **_script(),
         heading=_heading(folder, settings, metrics, lights),
-        headline=headline(metrics, evaluation),
+        headline=headline(metrics, evaluation, _held_out_counts(lights)),
         tiles=_tiles(metrics, lights),
         signs=[
             *(find_signs(metrics) if metrics else ()),
@@ -168,6 +168,17 @@ def _lights(episodes: EpisodeFile, wires: Tripwires) -> list[viewer.Light]:
         lights[episode.key] = viewer.Light.of(episode)
         wires.see(episode)
     return list(lights.values())
+
+
+def _held_out_counts(lights: Sequence[viewer.Light]) -> dict[int, dict[str, tuple[int, int]]]:
+    """Round -> task -> (scored, passed) of the evaluations during training."""
+    counts: dict[int, dict[str, tuple[int, int]]] = {}
+    for light in lights:
+        if light.held_out and light.passed is not None:
+            of_round = counts.setdefault(light.key.round, {})
+            scored, passed = of_round.get(light.key.task, (0, 0))
+            of_round[light.key.task] = scored + 1, passed + light.passed
+    return counts
 
 
 def _flagged(folder: Path, wires: Tripwires, episodes: EpisodeFile) -> list[str]:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from agentrl.evaluation.stats import clustered_ci
 from agentrl.evaluation.summary import (
     AttackOutcome,
     attack_outcome,
-    clustered_ci,
     injection_rates,
     is_exposed,
     payload_of,

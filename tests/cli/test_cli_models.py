@@ -133,3 +133,28 @@ def test_settings_of_a_chat_are_checked_before_anything_is_loaded(
     code, _, err = run("train", config, "--set", setting)
     assert code == 2
     assert sentence in err
+
+
+def test_eval_of_a_training_config_plays_its_held_out_tasks(run, tmp_path) -> None:
+    """The model, environment and held-out tasks are the file's; options and --set replace them."""
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'env = "calc-v0"\nmodel = "{tiny_model_folder()}"\nsteps = 3\n'
+        "held_out = {tasks = 2, samples = 2}\n[env_settings]\noperations = 1\n"
+    )
+    code, out, _ = run("eval", config, "--json")
+    found = last_json(out)
+    assert code == 0
+    assert (found["env"], found["policy"]) == ("calc-v0", f"hf:{tiny_model_folder()}")
+    assert (found["n_tasks"], found["budget"]["samples"]) == (2, 2)
+    code, out, _ = run("eval", config, "--json", "--limit", "3", "--set", "held_out.samples=1")
+    found = last_json(out)
+    assert code == 0
+    assert (found["n_tasks"], found["budget"]["samples"]) == (3, 1)
+
+
+def test_eval_of_a_config_checks_settings_of_training_too(run, tmp_path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('env = "calc-v0"\nmodel = "/no/such/folder"\ngroup_size = -1\n')
+    code, _, err = run("eval", config)
+    assert code == 2 and "group_size" in err

@@ -13,12 +13,11 @@ from scipy.stats import binomtest
 
 from agentrl.errors import ConfigError
 from agentrl.evaluation.stats import (
-    bootstrap_ci,
+    clustered_ci,
     pass_at,
     pass_at_k,
     pass_hat_k,
     rate_ci,
-    wilson_ci,
 )
 from agentrl.evaluation.summary import summarize, task_counts
 from agentrl.trajectory import Counts, Episode, EpisodeKey
@@ -110,44 +109,6 @@ def test_pass_hat_over_tasks():
     )
 
 
-def test_bootstrap_is_seeded_and_near_the_normal_interval():
-    values = [0.0, 1.0] * 200
-    low, high = bootstrap_ci(values, seed=3)
-    assert (low, high) == bootstrap_ci(values, seed=3) != bootstrap_ci(values, seed=4)
-    half = 1.959964 * 0.5 / math.sqrt(400)
-    assert low == pytest.approx(0.5 - half, abs=0.01) and high == pytest.approx(
-        0.5 + half, abs=0.01
-    )
-    assert bootstrap_ci(values, level=0.5)[0] > low
-    with pytest.raises(ConfigError, match="at least one value"):
-        bootstrap_ci([])
-    with pytest.raises(ConfigError) as error:
-        bootstrap_ci(values, level=95)
-    assert error.value.setting == "level"
-
-
-def test_wilson_interval():
-    # Roots of (share - p)^2 = z^2 p (1 - p) / n: check them rather than the formula.
-    z = 1.959963984540054
-    for successes, trials in [(7, 20), (1, 3), (199, 200)]:
-        for p in wilson_ci(successes, trials):
-            assert (successes / trials - p) ** 2 == pytest.approx(
-                z * z * p * (1 - p) / trials, rel=1e-9
-            )
-    assert wilson_ci(0, 10)[0] == 0.0 and 0.2 < wilson_ci(0, 10)[1] < 0.35
-    assert wilson_ci(10, 10)[1] == 1.0
-    for bad in [(3, 2), (-1, 2), (0, 0)]:
-        with pytest.raises(ConfigError):
-            wilson_ci(*bad)
-
-
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_interval_holds_the_share(counts):
-    successes, trials = counts
-    low, high = wilson_ci(successes, trials)
-    assert 0 <= low <= successes / trials <= high <= 1
-
-
 def test_a_perfect_score_over_few_tasks_still_has_a_width():
     low, high = pass_at({"a": (1, 1), "b": (1, 1)}, [1])[1].ci95
     assert high == 1.0 and low < 0.5
@@ -189,10 +150,12 @@ def test_the_interval_is_symmetric():
 
 def test_samples_of_one_task_are_not_independent():
     """Ten tasks that always or never hit, eight samples each: no narrower than ten trials."""
+    episodes = [(f"task-{task}", task % 2 == 0) for _ in range(8) for task in range(10)]
+    assert clustered_ci(*zip(*episodes, strict=True)) == pytest.approx(rate_ci([1, 0] * 5))
     hits = [8, 0] * 5
     low, high = rate_ci(hits, [8] * 10)
     assert (low, high) == pytest.approx(rate_ci([1, 0] * 5))
-    wrong = wilson_ci(40, 80)
+    wrong = rate_ci([1, 0] * 40)
     assert high - low > 2 * (wrong[1] - wrong[0])
 
 

@@ -18,9 +18,9 @@ PUBLIC = {
         Task TaskView ToolCall ToolEnv Trajectory UserError make play register tool
     """,
     "agentrl.evaluation": """
-        EvalPlan EvalProgress Paired PassAt RuleResult best_of_k bootstrap_ci check_environment
+        EvalPlan EvalProgress Paired PassAt RuleResult best_of_k check_environment
         check_named compare_runs evaluate majority_of_k paired pass_at pass_at_k pass_hat_k
-        rate_ci summarize summary_lines task_counts wilson_ci
+        rate_ci summarize summary_lines task_counts
     """,
     "agentrl.sandboxes": """
         Allow BubblewrapBackend DockerBackend ExecResult FileInfo NetworkRequest Pool ProcessBackend

@@ -13,6 +13,7 @@ from fake_run import metrics_row
 from report_cases import Page, episode, report, save
 
 from agentrl.errors import UserError
+from agentrl.evaluation.stats import paired
 from agentrl.records.files import MetricsWriter, write_json_atomic
 from agentrl.report import viewer
 from agentrl.report.page import write_report
@@ -235,17 +236,34 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_shown"), [(0.2, 0.8, True), (0.5, 0.55, False), (0.5, 0.5, False)]
+    ("before", "after", "is_shown"), [(4, 16, True), (10, 11, False), (10, 10, False)]
 )
 def test_a_headline_says_whether_anything_changed(tmp_path, before, after, is_shown):
-    def row(step, value):
-        ends = {"eval/ci95_low": value - 0.1, "eval/ci95_high": value + 0.1}
-        return {"step": step, "eval/pass_at_1": value} | ends
-
+    """Of 20 held-out tasks, the first ones pass."""
+    evaluations = [[task < passed for task in range(20)] for passed in (before, after)]
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
-        writer.write(row(0, before))
-        writer.write(row(4, after))
+        for step, passed in zip((0, 4), evaluations, strict=True):
+            writer.write({"step": step, "eval/pass_at_1": sum(passed) / 20})
+    save(
+        tmp_path,
+        [
+            episode(
+                key=EpisodeKey("run", step, f"task-{task}", 0, phase="eval"),
+                reward=float(is_passed),
+            )
+            for step, passed in zip((0, 4), evaluations, strict=True)
+            for task, is_passed in enumerate(passed)
+        ],
+    )
+    low, high = paired(*evaluations).ci95
     text = Page(write_report(tmp_path).read_text()).text
-    half = math.hypot(0.1, 0.1)
-    assert f"change: {after - before - half:+.2f} to {after - before + half:+.2f}" in text
+    assert f"change: {low:+.2f} to {high:+.2f}" in text
     assert ("do not show that anything changed" not in text) is is_shown
+
+
+def test_a_headline_without_recorded_tasks_has_no_interval_of_its_change(tmp_path):
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for step in (0, 4):
+            writer.write({"step": step, "eval/pass_at_1": step / 10})
+    text = Page(write_report(tmp_path).read_text()).text
+    assert "+0.40" in text and "change:" not in text

@@ -102,8 +102,11 @@ def told(policy, compute, saved=None):
     "compute",
     [
         Compute(lora_rank=4),
-        Compute(dtype="bfloat16"),
-        Compute(dtype="bfloat16", lora_rank=4, gradient_checkpointing=True),
+        pytest.param(Compute(dtype="bfloat16"), marks=pytest.mark.bfloat16),
+        pytest.param(
+            Compute(dtype="bfloat16", lora_rank=4, gradient_checkpointing=True),
+            marks=pytest.mark.bfloat16,
+        ),
     ],
     ids=["adapters", "bfloat16", "bfloat16-adapters"],
 )

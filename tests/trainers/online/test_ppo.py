@@ -76,6 +76,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model, tmp_path, stop):
 
 
 @pytest.mark.bit_equal
+@pytest.mark.bfloat16
 def test_a_run_whose_critic_has_adapters_resumes_and_takes_vtrace(model, tmp_path):
     compute = {"lora_rank": 4, "dtype": "bfloat16", "gradient_checkpointing": True}
     config = settings(model, steps=2, compute=compute)

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers import Echo, make_episode, make_task, play_one, says, script
+from scipy.special import betaincinv
 
 from agentrl.errors import ConfigError, ContractError
 from agentrl.safety.settings import SafetySettings
@@ -16,9 +17,13 @@ from agentrl.verifiers.base import Submission
 from agentrl.verifiers.shaping import side_effect_penalty
 
 
-def round_of(*effects):
-    episodes = [make_episode(1.0, sample=n, side_effects=one) for n, one in enumerate(effects)]
-    return [Group(tuple(episodes))]
+def round_of(*effects, size=1):
+    """One episode for each of `effects`, `size` of them a task."""
+    episodes = [
+        make_episode(1.0, task=f"task-{n // size}", sample=n % size, side_effects=one)
+        for n, one in enumerate(effects)
+    ]
+    return [Group(tuple(each)) for each in zip(*[iter(episodes)] * size, strict=True)]
 
 
 def test_a_fixed_penalty_stays():
@@ -33,16 +38,25 @@ CLEAN, CHANGED = {}, {"a": "added"}
 
 
 def test_a_multiplier_follows_the_upper_bound_of_the_rate():
-    """Wilson's upper bounds (z = 1.6449): 2 of 100 is 0.05865, 20 of 100 is 0.27330."""
+    """Clopper and Pearson's one-sided bounds: 2 of 100 is 0.06162, 20 of 100 is 0.27728."""
     price = SideEffectPrice(SafetySettings(at_most=0.1))
     seen = [(price.value, price.integral)]
     for changed in (2, 20):
         price.observe(round_of(*[CHANGED] * changed, *[CLEAN] * (100 - changed)))
         seen.append((price.value, price.integral))
-    low, high = 1 + 0.5 * (0.05865 - 0.1), 1 + 0.5 * (0.05865 + 0.27330 - 0.2)
+    bounds = [betaincinv(hits + 1, 100 - hits, 0.95) for hits in (2, 20)]
+    low, high = 1 + 0.5 * (bounds[0] - 0.1), 1 + 0.5 * (sum(bounds) - 0.2)
     assert seen[0] == (2.0, 1.0)  # before the first round nothing is known
     assert seen[1] == pytest.approx((low, low), abs=1e-5)
-    assert seen[2] == pytest.approx((2.0, high), abs=1e-5)  # 10 (0.273 - 0.1) is over the cap
+    assert seen[2] == pytest.approx((2.0, high), abs=1e-5)  # 10 (0.277 - 0.1) is over the cap
+
+
+def test_the_bound_is_over_tasks():
+    """25 tasks whose four episodes end alike say as much as 25 episodes."""
+    clustered, single = (SideEffectPrice(SafetySettings(at_most=0.9)) for _ in range(2))
+    clustered.observe(round_of(*[CHANGED] * 20, *[CLEAN] * 80, size=4))
+    single.observe(round_of(*[CHANGED] * 5, *[CLEAN] * 20))
+    assert clustered.integral == pytest.approx(single.integral)
 
 
 def test_a_multiplier_stays_where_nothing_was_measured_and_between_its_ends():
@@ -60,15 +74,15 @@ def test_a_multiplier_stays_where_nothing_was_measured_and_between_its_ends():
 
 
 def test_a_bound_that_no_round_can_be_seen_to_hold_is_told():
-    """Wilson's upper end at 0 of n is z²/(n + z²), z² = 2.7055: 0.0779 of 32, 0.0264 of 100."""
+    """The upper end at none of T tasks is 1 - 0.05^(1/T): 0.0894 of 32, 0.0295 of 100."""
     price = SideEffectPrice(SafetySettings(at_most=0.05))
     assert price.warning(100) == ""
     assert price.warning(32).endswith(
-        "is 0.078, so the penalty only rises, up to 2: set at_most above 0.078, or play at least 52"
-        " (tasks_per_step · group_size)"
+        "is 0.089, so the penalty only rises, up to 2: set at_most above 0.089, or play at least 59"
+        " (tasks_per_step)"
     )
-    assert price.warning(52) == "" and price.warning(51)
-    assert SideEffectPrice(SafetySettings(at_most=0.0)).warning(32).endswith("above 0.078")
+    assert price.warning(59) == "" and price.warning(58)
+    assert SideEffectPrice(SafetySettings(at_most=0.0)).warning(32).endswith("above 0.089")
     assert SideEffectPrice(SafetySettings(penalty=0.5)).warning(1) == ""
     price.observe(round_of(*[CLEAN] * 32))
     assert price.integral > 1, "and rises it does"

@@ -174,6 +174,7 @@ REPLAY = {"engine": {"routing": "replay"}, "compute": {"dtype": "bfloat16"}}
 
 
 @pytest.mark.bit_equal
+@pytest.mark.bfloat16
 def test_a_run_in_bfloat16_replays_and_resumes_as_if_never_interrupted(folder, tmp_path):
     """Groups that wait for a later round keep their experts in the checkpoint."""
     change = REPLAY | {"loss": {"refill": True}, "group_size": 2, "steps": 4, "eval_every": 0}

@@ -126,7 +126,7 @@ WORST = {
 
 
 @pytest.mark.bit_equal
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_critic_reset_reference_and_refill_resume_bit_for_bit(model, tmp_path, dtype):
     change = WORST | {"compute": {"dtype": dtype}}
     whole = run(settings(model, **change), tmp_path / "a" / "x")
