@@ -269,3 +269,28 @@ def test_recipe_errors_name_the_fix(name, settings, setting, fix):
     with pytest.raises(ConfigError) as caught:
         recipe(name, **settings)
     assert caught.value.setting == setting and fix in str(caught.value)
+
+
+def test_a_whole_loss_takes_the_place_of_surrogate_aggregate_and_regularisers():
+    """The recipe's own loss, given as a whole, has the same value and gradient; twice it, twice."""
+    plain = recipe("grpo", kl_coef=0.1)
+
+    def doubled(output, batch):
+        loss, _ = plain.loss(output, batch)
+        return 2 * loss, {"mine": 1.0}
+
+    whole = replace(plain, whole_loss=doubled)
+    values, gradients = [], []
+    for one in (plain, whole):
+        leaf_BT = Golden.logprobs.clone().requires_grad_()
+        loss, metrics = one.loss(PolicyOutput(leaf_BT), Golden.batch())
+        (gradient_BT,) = torch.autograd.grad(loss, leaf_BT)
+        values.append(float(loss.detach()))
+        gradients.append(gradient_BT)
+    assert values[1] == pytest.approx(2 * values[0]) and values[0] != 0
+    torch.testing.assert_close(gradients[1], 2 * gradients[0])
+    assert gradients[0].abs().sum() > 0
+    assert metrics["mine"] == 1.0 and metrics["loss"] == pytest.approx(values[1])
+    places = {place for place, _ in whole.parts()}
+    assert "whole_loss" in places and whole.reads_every_row
+    assert not places & {"surrogate", "aggregate", "regularisers"}
