@@ -361,6 +361,8 @@ class Run:
             concurrency=self._concurrency,
             folder=self.folder.path,
         )
+        if self.spec.pool is not None and any(make().needs_sandbox for make in self.spec.envs):
+            self.spec.pool.build().tell()  # the child's own warnings go to its log
         report = self.folder.path / WAITS / "rollouts.json"
         self._parts.callback(report.unlink, missing_ok=True)  # a killed child leaves it
         rollouts = ChildRollouts(plan, on_episode=self._on_episode, log=log)

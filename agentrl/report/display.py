@@ -164,6 +164,9 @@ _ROUND_WORDS = {
     "length/sampled_mean": "tokens {:.0f}",
     "time/rollout_s": "rollout {:.1f} s",
     "time/update_s": "update {:.1f} s",
+    "time/trainer_idle": "trainer idle {:.0%}",
+    "staleness/mean": "staleness {:.1f}",
+    "staleness/max": "at most {:.0f}",
     "eval/pass_at_1": "[bold]held-out pass@1 {:.3f}[/bold]",
     "eval/failed_infra": "failed by infrastructure {:.0f}",
 }
@@ -177,5 +180,8 @@ def describe_round(row: Mapping[str, Any], steps: int) -> str:
     if not shown.get("refill/episodes"):
         shown.pop("refill/episodes", None)
         shown.pop("refill/thrown_share", None)  # without refill it repeats the share without signal
+    if not shown.get("staleness/max"):  # a synchronous round: rollout and update say it all
+        for name in ("time/trainer_idle", "staleness/mean", "staleness/max"):
+            shown.pop(name, None)
     words = "  ".join(_ROUND_WORDS[name].format(value) for name, value in shown.items())
     return f"round {row['step']:>{len(str(steps))}}/{steps}  {words}"

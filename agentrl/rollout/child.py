@@ -139,7 +139,7 @@ class ChildRollouts:
         self._episodes: dict[_Place, dict[int, Episode]] = defaultdict(dict)
         self._ending: BaseException | None = None
         self._carrier: Carrier | None = None
-        self._is_closing = False
+        self._is_open = self._is_closing = False
         started: Future[int] = Future()
         self._keeper = threading.Thread(
             target=self._keep, args=(plan, started), name="agentrl-rollouts-keeper", daemon=True
@@ -201,7 +201,7 @@ class ChildRollouts:
     def close(self) -> None:
         """Free sandboxes and engine and end the child; safe to call twice."""
         self._is_closing = True
-        if self._ending is None and self._carrier is not None:
+        if self._ending is None and self._is_open:
             with suppress(ChildLost, TimeoutError):
                 self.ask("close").result(CLOSE_S)
         if self._carrier is not None:
@@ -233,14 +233,14 @@ class ChildRollouts:
         """The keeper's thread: the child ends with it."""
         carrier: Carrier | None = None
         try:
-            carrier = Carrier("rollouts", self._weights.fd, self._log, __name__)
+            carrier = self._carrier = Carrier("rollouts", self._weights.fd, self._log, __name__)
             carrier.send([(0, "open", plan)])
             next(self._numbers)
             _, answer = carrier.receive()
             if isinstance(answer, BaseException):
                 raise answer
             carrier.expect_life(SILENT_S)
-            self._carrier = carrier
+            self._is_open = True
             started.set_result(answer)
             while True:
                 self._take(*carrier.receive())
@@ -301,9 +301,10 @@ class ChildRollouts:
         with self._lock:
             self._ending = ending
             calls, self._calls = self._calls, {}
+            groups_of_dispatches = list(self._groups.values())
         if not started.done():
             started.set_exception(ending)
-        for groups in self._groups.values():
+        for groups in groups_of_dispatches:
             groups.put(ending)
         for call in calls.values():
             call.set_exception(ending)

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import process, wait_for
+from conftest import require
+from helpers import process, tiny_model_folder, wait_for
 from run_cases import run, settings
 from scripted_rounds import LOST, WON, Scripted
 from transformers import AutoModelForCausalLM
@@ -167,6 +168,24 @@ def test_what_the_child_cannot_build_is_raised_here(model, tmp_path):
     with pytest.raises(ConfigError) as refused:
         ChildRollouts(plan, log=tmp_path / "rollouts.log")
     assert any("process that plays the episodes" in note for note in refused.value.__notes__)
+
+
+@pytest.mark.long
+def test_vllm_in_the_child_plays_ahead(tmp_path):
+    require("vllm")
+    config = settings(
+        tiny_model_folder(),
+        mode="async",
+        deterministic=False,
+        eval_every=0,
+        engine={"name": "vllm"},
+        learning_rate=1e-2,
+    )
+    rows = run(config, tmp_path / "x")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert max(row["staleness/max"] for row in rows) in (1, 2)
+    assert all(row["parity/probe_gap"] < 1e-3 for row in rows)
+    assert all(row["engine/running_max"] > 1 for row in rows)
 
 
 @pytest.mark.long
