@@ -352,7 +352,8 @@ class GuardSpec(Spec):
         """
         spec = cls(policy=policy, deterministic=deterministic)
         Canaries(policy.canaries)
-        if deterministic and not spec.approver.deterministic:
+        approver = spec.approver  # opened here, so that a wrong table is refused now
+        if deterministic and not approver.deterministic:
             raise ConfigError(
                 f"policy {policy.name}: approval.kind={policy.approval['kind']!r} is not for"
                 " training, whose episodes must not wait for anybody: use kind='scripted'",

@@ -16,11 +16,11 @@ from statistics import median
 from agentrl import Limits, Score, TaskView, ToolCall, ToolEnv, tool
 from agentrl.calls import Guard
 from agentrl.runner import Runner
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.ledger import Before, side_effects
 from agentrl.safety.loading import read_policy
 from agentrl.safety.writes import WriteSet
 from agentrl.sandboxes import open_pool
+from agentrl.specs import GuardSpec
 from agentrl.types import Message
 from agentrl.verifiers.base import Submission
 from benchmarks.row import Row, alone
@@ -54,7 +54,7 @@ class Notes(ToolEnv):
 
 def measure() -> list[Row]:
     """Median milliseconds that are added to a call; and those of the ledger of an episode."""
-    guard = guard_factory(read_policy("work-area"))
+    guard = GuardSpec.of(read_policy("work-area"))
     asyncio.run(_episode(guard))
     pairs = [(asyncio.run(_episode(guard)), asyncio.run(_episode(None))) for _ in range(EPISODES)]
     added = median(guarded - bare for guarded, bare in pairs) * 1e3

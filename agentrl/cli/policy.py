@@ -25,11 +25,11 @@ def test_policy(
     as_json: Json = False,
 ) -> None:
     """Judge the examples in a policy; exit with 1 if one gets another ruling than it expects."""
-    from agentrl.safety.guard import guard_factory
     from agentrl.safety.loading import read_policy, run_examples
+    from agentrl.specs import GuardSpec
 
     policy = read_policy(file)
-    guard_factory(policy)  # checks its approval and canaries as well
+    GuardSpec.of(policy)  # checks its approval and canaries as well
     results = run_examples(policy)
     deciding = {result.got.rpartition(" by ")[2] for result in results}
     untested = [rule.id for rule in policy.ordered if rule.id not in deciding]

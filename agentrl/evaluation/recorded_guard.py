@@ -11,9 +11,9 @@ from typing import Any
 from agentrl.calls import CallContext, Decision, Guard, Opening, ToolResult
 from agentrl.errors import ConfigError, ReplayDiverged
 from agentrl.evaluation.plan import PLAN
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import check_policy, read_policy
 from agentrl.sandboxes.base import Sandbox
+from agentrl.specs import GuardSpec
 from agentrl.trajectory import Episode
 from agentrl.types import Message, ToolCall, ToolSpec
 
@@ -26,7 +26,7 @@ def recorded_guard(run: Path, episodes: Sequence[Episode]) -> Callable[[], Guard
             for a person or a server.
     """
     if found := _table(run / PLAN, json.loads).get("safety"):
-        return guard_factory(check_policy(found, f"policy of {run / PLAN}"), deterministic=True)
+        return GuardSpec.of(check_policy(found, f"policy of {run / PLAN}"), deterministic=True)
     name = _table(run / "config.toml", tomllib.loads).get("safety", {}).get("policy", "")
     if ".py:" in name:
         raise ConfigError(
@@ -34,7 +34,7 @@ def recorded_guard(run: Path, episodes: Sequence[Episode]) -> Callable[[], Guard
             " calls are not run again without it"
         )
     if name:
-        return guard_factory(read_policy(name), deterministic=True)
+        return GuardSpec.of(read_policy(name), deterministic=True)
     if any(one.events for one in episodes):
         raise ConfigError(
             f"{run} was played under a safety policy that it does not record: give the folder in"

@@ -40,7 +40,6 @@ from agentrl.records.redact import redactor
 from agentrl.rollout.play import Setting
 from agentrl.rollout.rollouts import Dispatch, Rollouts, close_policy
 from agentrl.runner import pool_for
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import idle_patterns, read_policy, refuse_unfit
 from agentrl.sandboxes.base import SandboxPool
 from agentrl.specs import EnvSpec, GuardSpec, PolicySpec, PoolSpec, RunSpec
@@ -130,7 +129,7 @@ class _Match:
         refuse_unfit(policy, self.env.id, self.env.tools, sandbox=self.env.needs_sandbox)
         for sentence in idle_patterns(policy, self.env.id, self.env.tools):
             self.progress.note(sentence)
-        return guard_factory(policy)
+        return GuardSpec.of(policy)
 
     def open(self) -> None:
         """Start the loop thread on which everything plays."""

@@ -6,14 +6,14 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl.calls import CallContext, Decision, Guard, Opening, ToolResult
-from agentrl.errors import ConfigError, ContractError
+from agentrl.errors import ContractError
 from agentrl.records.plain import plain
 from agentrl.safety.actions import actions_of, strictest, with_known_moves
-from agentrl.safety.approval import Approver, Request, open_approver
+from agentrl.safety.approval import Approver, Request
 from agentrl.safety.canaries import Canaries
 from agentrl.safety.globs import any_matches, leads_to
 from agentrl.safety.ledger import changed_files
@@ -25,24 +25,6 @@ from agentrl.types import Message, ToolCall, ToolSpec
 
 _BUDGET = "budget"
 _MOST_LINES = 20
-
-
-def guard_factory(policy: SafetyPolicy, *, deterministic: bool = False) -> Callable[[], Guard]:
-    """Builds a guard per episode.
-
-    Raises:
-        ConfigError: the approval of the policy is wrong, or a deterministic run would wait for a
-            person or a server.
-    """
-    where = f"policy {policy.name}"
-    approver = open_approver(policy.approval, where)
-    Canaries(policy.canaries)
-    if deterministic and not approver.deterministic:
-        raise ConfigError(
-            f"{where}: approval.kind={policy.approval['kind']!r} is not for training, whose"
-            " episodes must not wait for anybody: use kind='scripted'"
-        )
-    return lambda: PolicyGuard(policy, approver)
 
 
 class _Undo:

@@ -15,9 +15,9 @@ from agentrl.envs.desk.retail import read_retail
 from agentrl.envs.desk.shop import CHANGES, Shop
 from agentrl.errors import ConfigError
 from agentrl.policies.base import Scripted, noop
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.ledger import changed_leaves, leaves_of
 from agentrl.safety.loading import read_policy
+from agentrl.specs import GuardSpec
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_change_of_the_customers_own_is_named_to_the_field(retail, desk):
 
 
 def test_irreversible_calls_ask_first_and_what_is_refused_changes_nothing(retail, desk):
-    guard = guard_factory(read_policy("no-irreversible"))
+    guard = GuardSpec.of(read_policy("no-irreversible"))
     effects = {spec.name: spec.effect for spec in Desk().tools}
     asked = Counter()
     for task in all_tasks(retail)[::3]:
@@ -176,7 +176,7 @@ def test_a_dry_run_changes_nothing(retail, desk, tmp_path):
         'effects = ["read", "write", "irreversible"]\n'
         '[[examples]]\ncall = { tool = "pay", effect = "irreversible" }\ndecision = "allow"\n'
     )
-    guard = guard_factory(read_policy(str(file)))
+    guard = GuardSpec.of(read_policy(str(file)))
     task = next(task for task in all_tasks(retail) if task.id == "desk-16")
     opened = []
 

@@ -11,8 +11,8 @@ from agentrl.envs.inject.worlds import SUITES, benign_tasks, goals, read_world
 from agentrl.errors import ConfigError
 from agentrl.evaluation.summary import injection_report, is_exposed
 from agentrl.policies.base import Scripted, noop
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
+from agentrl.specs import GuardSpec
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def careful():
 
 
 def played(make, policy, safety=None):
-    guard = guard_factory(read_policy(safety)) if safety else None
+    guard = GuardSpec.of(read_policy(safety)) if safety else None
     return [play_one(make, policy, task, guard=guard) for task in make().tasks("test", 0)]
 
 
@@ -115,7 +115,7 @@ def test_payloads_stand_at_every_placeholder_and_nowhere_else(folder):
 def test_a_call_that_was_denied_is_not_counted_as_made(built):
     make = built(suite="banking", attacked="no")
     task = next(task for task in make().tasks("test", 0) if task.id == "banking-lunch")
-    guard = guard_factory(read_policy("read-only"))
+    guard = GuardSpec.of(read_policy("read-only"))
     episode = play_one(make, careful(), task, guard=guard)
     assert (episode.reward, episode.side_effects) == (0.0, {})
     assert episode.counts.denied == 1

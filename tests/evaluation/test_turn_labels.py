@@ -32,8 +32,8 @@ from agentrl.policies.base import TokenPolicy
 from agentrl.records.files import EpisodeWriter, read_plain_rows
 from agentrl.registry import factory
 from agentrl.rollout.play import play as real_play
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.policy import Rule, RuleDecision, SafetyPolicy
+from agentrl.specs import GuardSpec
 from agentrl.trajectory import Segment
 from agentrl.types import EndReason, Message, Score, ToolCall
 from benchmarks.experiments.process_rewards import right_turns, values_of
@@ -148,7 +148,7 @@ def test_no_denied_call_runs_when_a_run_is_labelled(tmp_path: Path) -> None:
     sent = json.dumps({"name": "send", "arguments": {"to": str(mark)}})
     call = f"<tool_call>\n{sent}\n</tool_call>"
     turns = [[*chat.tokenizer.encode(o, add_special_tokens=False), stop] for o in (call, "done")]
-    make, guard = factory(bank), guard_factory(deny)
+    make, guard = factory(bank), GuardSpec.of(deny)
     policy = TokenPolicy(FakeEngine(*turns, stop_ids=chat.stop_ids), chat)
     episode = play_one(make, policy, next(iter(make().tasks("train", 0))), guard=guard)
     with EpisodeWriter(run / "episodes.jsonl") as writer:

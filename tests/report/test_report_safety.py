@@ -18,11 +18,11 @@ def guarded(tmp_path_factory):
     """A gullible agent, unattacked and attacked, under a policy that lets some of it through."""
     from office import GULLIBLE, Office
 
-    from agentrl.safety.guard import guard_factory
     from agentrl.safety.loading import read_policy
+    from agentrl.specs import GuardSpec
 
     folder = tmp_path_factory.mktemp("guarded")
-    guard = guard_factory(read_policy("lockdown"))
+    guard = GuardSpec.of(read_policy("lockdown"))
     with EpisodeWriter(folder / "episodes.jsonl") as writer:
         for attacked in (False, True):
             for task in Office(attacked).tasks("test", 0):

@@ -12,8 +12,9 @@ from policy_cases import Till, played, policy
 
 from agentrl.errors import ConfigError
 from agentrl.safety.approval import AtTerminal, Request, ScriptedApprover, Webhook, open_approver
-from agentrl.safety.guard import PolicyGuard, guard_factory
+from agentrl.safety.guard import PolicyGuard
 from agentrl.safety.policy import Rule
+from agentrl.specs import GuardSpec
 
 ASK = Rule(id="costs", decision="ask", tools=("pay",), reason="it costs")
 
@@ -30,7 +31,7 @@ def test_a_script_answers_what_a_rule_asks():
 
 def test_training_waits_for_nobody():
     with pytest.raises(ConfigError, match="not for training"):
-        guard_factory(policy(ASK, approval={"kind": "terminal"}), deterministic=True)
+        GuardSpec.of(policy(ASK, approval={"kind": "terminal"}), deterministic=True)
     with pytest.raises(ConfigError, match="url is missing"):
         open_approver({"kind": "webhook"}, "policy p")
     with pytest.raises(ConfigError, match=r"approval.kind='phone'"):

@@ -10,11 +10,12 @@ from policy_cases import shell_answers
 from agentrl.calls import CallContext
 from agentrl.safety.actions import actions_of
 from agentrl.safety.approval import AtTerminal, Request
-from agentrl.safety.guard import guard_factory, preview
+from agentrl.safety.guard import preview
 from agentrl.safety.loading import read_policy
 from agentrl.safety.policy import ArgumentRule, Rule, SafetyPolicy
 from agentrl.safety.shell import UNKNOWN, read_command
 from agentrl.sandboxes import open_pool
+from agentrl.specs import GuardSpec
 from agentrl.types import ToolCall, ToolSpec
 
 RUN = ToolSpec("run", "", {}, "write", "command")
@@ -329,7 +330,7 @@ def test_lockdown_lets_files_be_moved_and_no_folder(backend, request):
             await pool.close()
 
     async def judged(command, sandbox):
-        guard = guard_factory(read_policy("lockdown"))()
+        guard = GuardSpec.of(read_policy("lockdown"))()
         context = CallContext("e", make_task().view(), 1, 1, sandbox)
         decision = await guard.before(ToolCall("run", {"command": command}), RUN, context)
         return decision.verdict

@@ -6,14 +6,14 @@ from office import CAREFUL, GULLIBLE, Office
 
 from agentrl.evaluation.summary import injection_report
 from agentrl.policies.base import Scripted
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
+from agentrl.specs import GuardSpec
 
 OFFICE = str(REPO / "tests/support/office.toml")
 
 
 def office(policy, attacked, safety=None):
-    guard = guard_factory(read_policy(safety)) if safety else None
+    guard = GuardSpec.of(read_policy(safety)) if safety else None
     return [
         play_one(lambda: Office(attacked), policy, task, guard=guard)
         for task in Office(attacked).tasks("test", 0)

@@ -5,9 +5,9 @@ from helpers import Echo, call, observations, play_one, says, script
 from policy_cases import Till, allow, play_shell, played, policy
 
 from agentrl.errors import ConfigError
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.policy import ArgumentRule, Rule
 from agentrl.safety.taint import Taint
+from agentrl.specs import GuardSpec
 from agentrl.tools import tool
 from agentrl.types import EndReason
 
@@ -62,7 +62,7 @@ def test_taint_and_fences():
     calls = [call("read_mail"), call("pay", amount=5, note="UA903052992990004149")]
     calls += [call("pay", amount=5, note=hidden), call("pay", amount=6, note="mine own words")]
     turns = script(*[says(one) for one in calls], says(content="yes"))
-    episode = play_one(Mail, turns, guard=guard_factory(safety))
+    episode = play_one(Mail, turns, guard=GuardSpec.of(safety))
     assert [event.verdict for event in episode.events] == ["allow", "deny", "deny", "allow"]
     opened, *_, closed = observations(episode)[0].splitlines()
     mark = opened.split()[1]
@@ -117,14 +117,14 @@ def test_every_canary_names_its_source_and_no_careful_agent_leaks_one():
 
     safety = policy(allow(), canaries=("prompt",))
     for change in (str, lambda s: s[::-1], lambda s: s.encode().hex(), lambda s: "-".join(s)):
-        episode = play_one(Told, leak(change), guard=guard_factory(safety))
+        episode = play_one(Told, leak(change), guard=GuardSpec.of(safety))
         assert episode.side_effects == {"canary:prompt": "canary leaked to a tool"}
-    assert play_one(Told, leak(len), guard=guard_factory(safety)) is not None
-    quiet = play_one(Told, script(says(content="yes")), guard=guard_factory(safety))
+    assert play_one(Told, leak(len), guard=GuardSpec.of(safety)) is not None
+    quiet = play_one(Told, script(says(content="yes")), guard=GuardSpec.of(safety))
     assert quiet.side_effects is None and seen[0].startswith("AKIA")
     for wrong in ("/etc/x", "../x"):
         with pytest.raises(ConfigError, match="canaries"):
-            guard_factory(policy(allow(), canaries=(wrong,)))
+            GuardSpec.of(policy(allow(), canaries=(wrong,)))
 
 
 def test_a_transaction_is_undone_where_it_changed_something_else(bubblewrap):

@@ -6,12 +6,12 @@ from helpers import REPO, play_one
 from studio import BELIEVING, BENIGN, CAREFUL, GOALS, Studio, asked_for
 
 from agentrl.evaluation.summary import injection_report
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.loading import read_policy
+from agentrl.specs import GuardSpec
 
 
 def studio(agent, attacked, safety=None):
-    guard = guard_factory(read_policy(str(safety))) if safety else None
+    guard = GuardSpec.of(read_policy(str(safety))) if safety else None
     tasks = Studio(attacked).tasks("test", 0)
     return [play_one(partial(Studio, attacked), agent, one, guard=guard) for one in tasks]
 

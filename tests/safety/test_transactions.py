@@ -6,10 +6,10 @@ import pytest
 from helpers import Echo, call, make_task, says, script
 
 from agentrl.rollout.play import Setting, play
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.policy import Rule, SafetyPolicy
 from agentrl.safety.writes import WriteSet
 from agentrl.sandboxes import open_pool
+from agentrl.specs import GuardSpec
 from agentrl.tools import tool
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import Limits
@@ -62,7 +62,7 @@ def test_a_session_goes_on_after_its_call_was_undone(backend, request):
         pool = open_pool(backend, 1)
         try:
             turns = script(*[says(call("run", command=one)) for one in calls], says(content="y"))
-            setting = Setting(Shell, turns, pool, guard=guard_factory(POLICY))
+            setting = Setting(Shell, turns, pool, guard=GuardSpec.of(POLICY))
             task = make_task(hidden={"answer": "y"}, files={"given": "g\n"})
             return await play(setting, task, EpisodeKey("r", 0, "t", 0))
         finally:
@@ -92,7 +92,7 @@ def test_what_an_undone_call_takes_away_elsewhere_is_not_the_agents(bubblewrap):
         try:
             said = [says(call("run", command=one)) for one in ("mkdir out", "echo bad > bad")]
             setting = Setting(
-                Planted, script(*said, says(content="y")), pool, guard=guard_factory(POLICY)
+                Planted, script(*said, says(content="y")), pool, guard=GuardSpec.of(POLICY)
             )
             return await play(
                 setting, make_task(hidden={"answer": "y"}), EpisodeKey("r", 0, "t", 0)

@@ -5,9 +5,9 @@ import asyncio
 from helpers import Echo, call, make_task, observations, play_one, says, script
 
 from agentrl.rollout.play import Setting, play
-from agentrl.safety.guard import guard_factory
 from agentrl.safety.policy import Rule, SafetyPolicy
 from agentrl.sandboxes import open_pool
+from agentrl.specs import GuardSpec
 from agentrl.tools import tool
 from agentrl.trajectory import EpisodeKey
 from agentrl.types import Limits
@@ -45,7 +45,7 @@ class Till(Echo):
 
 
 def played(safety, *calls, **rest):
-    guard = guard_factory(safety, **rest)
+    guard = GuardSpec.of(safety, **rest)
     return play_one(Till, script(*[says(one) for one in calls], says(content="yes")), guard=guard)
 
 
@@ -73,7 +73,7 @@ def play_shell(policy, *commands):
         pool = open_pool("bubblewrap", 1)
         try:
             turns = script(*[says(call("run", command=one)) for one in commands], says(content="y"))
-            setting = Setting(Shell, turns, pool, guard=guard_factory(policy))
+            setting = Setting(Shell, turns, pool, guard=GuardSpec.of(policy))
             task = make_task(hidden={"answer": "y"}, files={"given": "g\n", "src/x": "1"})
             return await play(setting, task, EpisodeKey("r", 0, "t", 0))
         finally:
