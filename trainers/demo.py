@@ -26,7 +26,7 @@ from agentrl.engines.factory import open_chat, open_engine
 from agentrl.engines.loading import load_model
 from agentrl.engines.vllm import refuse_missing
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, SandboxLost
+from agentrl.errors import ConfigError, SandboxLost, TrainingError
 from agentrl.policies.base import Scripted, TokenPolicy
 from agentrl.records.files import write_json_atomic
 from agentrl.registry import factory
@@ -44,6 +44,7 @@ from agentrl.trainers.session import train_with_display
 from agentrl.trajectory import Episode
 from agentrl.types import Message, Task
 
+_SFT_TRIES = 8
 _PRACTISED_AT_ONCE = 64
 
 
@@ -239,7 +240,7 @@ def _warm_start(
         _show_loss(step, loss)
 
     try:
-        for again in range(8):
+        for again in range(_SFT_TRIES):
             below = weights
             sft(
                 model,
@@ -254,6 +255,12 @@ def _warm_start(
             weights, rate = _copy_of(model), measure()
             if rate >= low:
                 break
+        else:
+            raise TrainingError(
+                f"the warm start of {plan.env} ends at pass@1 {rate:.2f} after {_SFT_TRIES} rounds"
+                f" of demonstrations, below the {low} where training should begin: choose easier"
+                " tasks, or raise sft_steps or sft_more of the plan"
+            )
         if rate > high:
             _step_back(model, below, weights, measure, (low, high))
     finally:

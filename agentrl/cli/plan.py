@@ -40,7 +40,8 @@ def plan(
             f"--staleness {staleness!r} must be whole numbers from 0: --staleness 1,2,4",
             setting="staleness",
         )
-    rows = forecast(read_times(run, shares_cores=not gpu), values, slots)
+    times = read_times(run, shares_cores=not gpu)
+    rows = forecast(times, values, slots)
     best = max(rows, key=lambda row: row.speedup)
     helps = best.speedup >= WORTH
     if as_json:
@@ -51,6 +52,8 @@ def plan(
             f"max_staleness = {row.staleness}: {row.seconds:.0f} s, {row.speedup:.2f} times as"
             f" fast, trainer idle {row.trainer_idle:.0%}"
         )
+    if not any(times.engine):
+        print("not counted: sampling, whose seconds this engine does not report")
     if helps:
         print(f'yes: set mode = "async" and max_staleness = {best.staleness}')
     else:
