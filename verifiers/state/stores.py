@@ -8,7 +8,9 @@ not seen.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
@@ -18,6 +20,7 @@ from agentrl.errors import TaskError, VerifierError
 from agentrl.types import Json, Score, Task, literal
 from agentrl.verifiers.base import Submission
 from agentrl.verifiers.code.hidden_tests import PYTHON
+from agentrl.verifiers.code.runner.dump import read_schema
 from agentrl.verifiers.state.rows import Rules, Tables, Tolerance, differences
 
 StateVerifier = Callable[[Submission], Awaitable[Score]]
@@ -120,7 +123,10 @@ def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) 
     `hidden["database"]` is its path, and `hidden["tables"]` the whole expected content: `{name:
     [{column: value}]}`. `hidden["may_write"]` lists tables, and columns as `table.column`, that may
     hold anything; `hidden["ordered"]` lists tables whose rows have an order. Any other table, view
-    or trigger fails. `parts["tables"]` is the share of right tables.
+    or trigger fails. `hidden["schema"]` is SQL that makes the whole expected schema, without rows:
+    then definitions of tables, indexes, views and triggers, `user_version` and `application_id` are
+    compared as well, text by text but for white space. `parts["tables"]` is the share of right
+    tables.
 
     Types are exact (`{"py": "b'..'"}` for bytes; SQLite has no booleans), a float may differ by
     max(atol, rtol · |expected|). Rows that are in a write-ahead log beside the file are not in the
@@ -138,6 +144,7 @@ def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) 
     async def verify(submission: Submission) -> Score:
         task = submission.task
         expected, rules = _expected_tables(task, tolerance)
+        schema = _expected_schema(task)
         path = _path(task, "database")
         if submission.pool is None:
             raise VerifierError(
@@ -157,23 +164,58 @@ def sqlite_state(*, rtol: float = 0.0, atol: float = 0.0, python: str = PYTHON) 
                 {},
                 f"{path} cannot be read: {found['error'] if found else 'the reader ended or hung'}",
             )
+        changed = None
+        if schema is not None:
+            changed = schema_differences(schema, found["schema"], rules)
         return await run_in_thread(
-            partial(judge_tables, expected, found["tables"], rules, found["others"])
+            partial(judge_tables, expected, found["tables"], rules, found["others"], changed)
         )
 
     return verify
 
 
+def schema_differences(
+    expected: Mapping[str, str], found: Mapping[str, str], rules: Rules
+) -> list[str]:
+    """How two schemas of `runner.dump` differ, one sentence for each name outside `may_write`."""
+    problems = []
+    for name in sorted({*expected, *found}):
+        if name.partition(" ")[2] in rules.may_write or expected.get(name) == found.get(name):
+            continue
+        if name not in found:
+            problems.append(f"{name} is missing")
+        elif name not in expected:
+            problems.append(f"{name} is not expected")
+        else:
+            problems.append(f"{name} is not what it was")
+    return problems
+
+
 def judge_tables(
-    expected: Tables, found: Tables, rules: Rules, others: Iterable[str] = ()
+    expected: Tables,
+    found: Tables,
+    rules: Rules,
+    others: Iterable[str] = (),
+    schema_problems: Sequence[str] | None = None,
 ) -> Score:
-    """The score of tables; `others` are views and triggers that are there, as `trigger name`."""
+    """The score of tables.
+
+    Args:
+        expected: rows of each table.
+        found: the same of the artifact.
+        rules: what may differ.
+        others: views and triggers that are there, as `trigger name`.
+        schema_problems: how the schema differs, where the task says what it should be; the views
+            and triggers of that schema are expected.
+    """
     problems = differences(expected, found, rules)
-    unasked = [other for other in others if other.partition(" ")[2] not in rules.may_write]
+    if schema_problems is None:
+        unasked = [other for other in others if other.partition(" ")[2] not in rules.may_write]
+        schema_problems = [f"{other} is not expected" for other in unasked]
     names = {*expected} - rules.may_write
     right = 1 - len(names & set(problems)) / len(names) if names else 1.0
     told = [f"table {name} {problem}" for name, problem in problems.items()]
-    told += [f"{other} is not expected" for other in unasked]
+    told += schema_problems
     return Score(float(not told), {"tables": right}, _told(told) or "the rows are as expected")
 
 
@@ -211,7 +253,10 @@ def _read_rows(found: Json) -> dict[str, Any]:
         name: [{column: _typed(value) for column, value in row.items()} for row in rows]
         for name, rows in found["tables"].items()
     }
-    return {"tables": tables, "others": others}
+    schema = found.get("schema")
+    if not isinstance(schema, dict) or not all(isinstance(sql, str) for sql in schema.values()):
+        raise ValueError("no schema")
+    return {"tables": tables, "others": others, "schema": schema}
 
 
 def _typed(value: Json) -> Any:
@@ -248,6 +293,23 @@ def _expected_tables(task: Task, tolerance: Tolerance) -> tuple[Tables, Rules]:
         frozenset(_names(task, "may_write")), frozenset(_names(task, "ordered")), tolerance
     )
     return tables, rules
+
+
+def _expected_schema(task: Task) -> dict[str, str] | None:
+    """What `hidden["schema"]` makes; None where the task has none."""
+    script = task.hidden.get("schema")
+    if script is None:
+        return None
+    try:
+        if not isinstance(script, str):
+            raise TypeError(f"it is {type(script).__name__}")
+        with closing(sqlite3.connect(":memory:")) as connection:
+            connection.executescript(script)
+            return read_schema(connection)
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise TaskError(
+            f"task {task.id!r}: field hidden.schema: {error}; write SQL that makes the schema"
+        ) from None
 
 
 def _expected_files(task: Task) -> dict[str, bytes | None]:

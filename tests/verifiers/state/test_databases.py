@@ -10,7 +10,7 @@ import pytest
 from conftest import require
 from state_cases import judge, run
 
-from agentrl.errors import VerifierError
+from agentrl.errors import TaskError, VerifierError
 from agentrl.sandboxes import open_pool
 from agentrl.verifiers.state.stores import sqlite_state
 
@@ -157,3 +157,48 @@ def test_a_grader_without_sqlite_is_broken_and_gives_no_number(tmp_path):
 
     with pytest.raises(VerifierError, match="no database at all"):
         asyncio.run(broken())
+
+
+WHOLE = SCHEMA + "CREATE INDEX by_name ON orders (name); PRAGMA user_version = 3;"
+RECREATED = "ALTER TABLE empty RENAME TO old; CREATE TABLE empty ({}); DROP TABLE old;"
+SCHEMA_CHANGES = {
+    "an index more": "CREATE INDEX planted ON orders (id);",
+    "an index less": "DROP INDEX by_name;",
+    "an index of other columns": "DROP INDEX by_name; CREATE INDEX by_name ON orders (price);",
+    "a unique index": "DROP INDEX by_name; CREATE UNIQUE INDEX by_name ON orders (name);",
+    "a typed column": RECREATED.format("x TEXT"),
+    "a check": RECREATED.format("x CHECK (x > 0)"),
+    "a default": RECREATED.format("x DEFAULT 7"),
+    "a hidden column": RECREATED.format("x, y AS (x) VIRTUAL"),
+    "a trigger": "CREATE TRIGGER planted AFTER INSERT ON empty BEGIN DELETE FROM orders; END;",
+    "a view": "CREATE VIEW planted AS SELECT 1;",
+    "a version": "PRAGMA user_version = 4;",
+    "an application": "PRAGMA application_id = 1;",
+}
+
+
+def test_the_whole_schema_is_compared_where_the_task_names_it(tmp_path):
+    add = WHOLE.removeprefix(SCHEMA)
+    contents = [database(tmp_path, add + change) for change in SCHEMA_CHANGES.values()]
+    right, bare, *wrong = judge_all(
+        "bubblewrap",
+        [database(tmp_path, add), database(tmp_path), *contents],
+        HIDDEN | {"schema": WHOLE.replace("; ", ";\n  ")},
+    )
+    assert (right.value, right.why) == (1.0, "the rows are as expected")
+    assert bare.value == 0.0 and "by_name is missing" in bare.why
+    assert {name: score.value for name, score in zip(SCHEMA_CHANGES, wrong, strict=True)} == (
+        dict.fromkeys(SCHEMA_CHANGES, 0.0)
+    )
+
+
+def test_what_may_be_written_may_have_another_schema(tmp_path):
+    hidden = HIDDEN | {"schema": SCHEMA, "may_write": ["empty"]}
+    (score,) = judge_all("bubblewrap", [database(tmp_path, RECREATED.format("x TEXT"))], hidden)
+    assert score.value == 1.0
+
+
+@pytest.mark.parametrize("schema", [7, "CREATE nonsense"])
+def test_a_schema_that_is_no_sql_is_the_tasks_fault(schema):
+    with pytest.raises(TaskError):
+        run(sqlite_state(), HIDDEN | {"schema": schema}, {"shop.db": b""})

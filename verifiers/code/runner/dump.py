@@ -2,8 +2,7 @@
 with two paths.
 
 Nothing hidden is here, so a file that takes this process over gains nothing: it can make it write
-    rows, which the agent
-could have put into the file in the first place.
+rows, which the agent could have put into the file in the first place.
 """
 
 import contextlib
@@ -22,9 +21,7 @@ class TooLarge(Exception):
 
 
 def main(database: str, out: str) -> None:
-    """Write `{"tables": {name: [row]}, "others": ["trigger name"]}`, or `{"error": why}`, to the
-    file `out`.
-    """
+    """Write what `dump` returns, or `{"error": why}`, to the file `out`."""
     try:
         with contextlib.closing(
             sqlite3.connect(f"file:{database}?mode=ro&immutable=1", uri=True)
@@ -39,7 +36,8 @@ def main(database: str, out: str) -> None:
 
 
 def dump(connection: sqlite3.Connection) -> dict[str, object]:
-    """Rows of every plain table, and the names of all that acts on tables or looks like one.
+    """Rows of every plain table, the names of all that acts on tables or looks like one, and the
+    whole schema: `{"tables": {name: [row]}, "others": ["trigger name"], "schema": {..}}`.
 
     Raises:
         TooLarge: all rows together are.
@@ -69,7 +67,29 @@ def dump(connection: sqlite3.Connection) -> dict[str, object]:
             size += len(json.dumps(tables[name][-1]))
             if size > MOST_BYTES:
                 raise TooLarge
-    return {"tables": tables, "others": others}
+    return {"tables": tables, "others": others, "schema": read_schema(connection)}
+
+
+def read_schema(connection: sqlite3.Connection) -> dict[str, str]:
+    """`KIND NAME` of every table, index, view and trigger -> its definition with single spaces, and
+    the two numbers that an application keeps in the header.
+
+    Raises:
+        TooLarge: all definitions together are.
+        sqlite3.Error: it is no database.
+    """
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    schema = {
+        f"{kind} {name}": " ".join(str(sql or "").split())
+        for kind, name, sql in rows
+        if not (kind == "table" and INTERNAL.fullmatch(name))
+    }
+    for pragma in ("user_version", "application_id"):
+        (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        schema[f"pragma {pragma}"] = str(value)
+    if sum(map(len, schema.values())) > MOST_BYTES:
+        raise TooLarge
+    return schema
 
 
 def plain(value: object) -> object:
