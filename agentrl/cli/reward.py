@@ -79,7 +79,12 @@ def serve(
 
     Versions that are published or withdrawn meanwhile take effect at once.
     """
-    from agentrl.verifiers.models.reward_service import RewardServer, RewardStore, application
+    from agentrl.verifiers.models.reward_service import (
+        RewardServer,
+        RewardStore,
+        application,
+        http_protocol,
+    )
     from agentrl.verifiers.models.served_reward import KEY, reward_key
 
     try:
@@ -101,7 +106,8 @@ def serve(
     server = RewardServer(RewardStore(store), window, tell)
     with _listening(host, port) as listener:
         tell(f"version {server.open()} of {store} at http://{host}:{port}")
-        config = uvicorn.Config(application(server, key, host), log_level="warning")
+        asgi = application(server, key, host)
+        config = uvicorn.Config(asgi, log_level="warning", http=http_protocol())
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -425,6 +425,8 @@ MAX_BUFFERED_BYTES = 64 << 20
 """Of all requests that are being read or scored."""
 MAX_CONVERSATIONS = 256
 """Of one request."""
+HEADER_TIMEOUT_S = 10.0
+"""For which the first line and the headers of a request may take to arrive."""
 BODY_TIMEOUT_S = 30.0
 """For which the body of a request may take to arrive."""
 TURN = 16
@@ -737,6 +739,42 @@ def refuse_foreign(request: Request, hosts: set[str] | None) -> None:
         raise RequestRefused(403, f"Host {address[:100]!r} is not this server")
     if "origin" in request.headers and origin != address:
         raise RequestRefused(403, "requests from other origins are not answered")
+
+
+def http_protocol(timeout_s: float = HEADER_TIMEOUT_S) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol, with a limit on how long the head of a request may take.
+
+    uvicorn has none: a client that sends a byte now and then would hold its connection for good.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class TimedProtocol(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._deadline = self.loop.call_later(timeout_s, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            if self._deadline is None and self._awaits_head():  # a further request
+                self._deadline = self.loop.call_later(timeout_s, self.transport.close)
+            super().data_received(data)
+            if not self._awaits_head():
+                self._cancel_deadline()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel_deadline()
+            super().connection_lost(exc)
+
+        def _awaits_head(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _cancel_deadline(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return TimedProtocol
 
 
 class BodyReader:

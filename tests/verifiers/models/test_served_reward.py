@@ -14,6 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvicorn
 from helpers import make_task, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from agentrl.verifiers.models.reward_service import (
     FairQueue,
     RewardServer,
     RewardStore,
+    http_protocol,
     read_request,
 )
 from agentrl.verifiers.models.served_reward import ServedReward, forget_versions
@@ -477,3 +479,31 @@ def test_it_is_a_reward_of_chat_and_a_judge_of_stages_by_its_address(store):
         assert judge(
             [(talk("What?", "4")[:1], Message.assistant("4"))], Replies()
         ) == pytest.approx([judged(reward, "4")[0].parts["raw"]], abs=1e-5)
+
+
+def test_a_client_that_never_ends_its_headers_is_hung_up_on():
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(
+            answer, log_level="warning", http=http_protocol(0.5), lifespan="off"
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            address, request = listener.getsockname(), b"GET / HTTP/1.1\r\nHost: x\r\n"
+            with socket.create_connection(address, timeout=30) as slow:
+                slow.sendall(request)
+                assert slow.recv(100) == b""
+            with socket.create_connection(address, timeout=30) as quick:
+                for _ in range(2):  # a second request on the same connection is timed as well
+                    quick.sendall(request + b"\r\n")
+                    assert quick.recv(100).startswith(b"HTTP/1.1 204")
+                quick.sendall(request)
+                assert quick.recv(100) == b""
+        finally:
+            server.should_exit = True
+            thread.join(30)
