@@ -277,7 +277,7 @@ def test_the_program_asks_for_labels(tmp_path: Path, capsys: pytest.CaptureFixtu
         f'data = {{files = ["{tmp_path}/episodes.jsonl"]}}\n'
     )
     assert app("train", tmp_path / "prm.toml", "--out", tmp_path / "run") == 2
-    assert f"make them by `agentrl label {tmp_path} --policy" in capsys.readouterr().err
+    assert f"`agentrl label {tmp_path} --policy" in capsys.readouterr().err
     write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     wrong = f'data.files=["{tmp_path}/pairs.jsonl"]'
     assert app("train", tmp_path / "prm.toml", "--out", tmp_path / "run", "--set", wrong) == 2
